@@ -7,11 +7,12 @@ use lockkeeper_core::{CommitProof, Error, ErrorKind, LockGuard, LockGuards};
 use crate::connection::{OpenTransaction, Transactional};
 use crate::error::CommitError;
 
-/// Returns 0 on every database, for a transaction that cannot be asked for the lock.
+/// Asks nothing of a transaction that cannot be asked for the lock: each database has numbers of 64 bits, and no object of
+/// another user has a part in a constant.
 ///
 /// It fails in a transaction of PostgreSQL in which a statement has failed. `COMMIT` would roll that back, and report
 /// no error.
-const NO_PROOF: &str = "SELECT count(NULL) AS held";
+const NO_PROOF: &str = "SELECT 4294967296 AS held";
 
 /// Commits under a guard, or under the guards of several names.
 pub trait CommitIn {

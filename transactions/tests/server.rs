@@ -15,6 +15,9 @@ mod application;
 #[path = "server/cases.rs"]
 mod cases;
 #[cfg(unix)]
+#[path = "server/hostile.rs"]
+mod hostile;
+#[cfg(unix)]
 #[path = "server/mysql.rs"]
 mod mysql;
 #[cfg(unix)]
@@ -34,6 +37,7 @@ fn main() -> std::process::ExitCode {
     let mut trials = suite::trials(mysql::cases());
     trials.extend(suite::trials(postgres::cases()));
     trials.extend(suite::trials(transaction_lock::CASES));
+    trials.extend(suite::trials(hostile::CASES));
     trials.extend(sqlite::trials());
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }

@@ -39,21 +39,25 @@ pub struct SessionId {
     pub(crate) mark: i32,
 }
 
-/// Asks for what [`Connection::new`] reads.
+/// Asks for the server's own number of the session.
+///
+/// Until the reply to [`SEARCH_PATH`], a name in a statement may mean an object that another user of the database made. So the
+/// statements up to [`PREPARE`] name the schema of each function, operator and type. `BEGIN` and this one come before it,
+/// since a setting would stay on a session that a pool hands to others.
+const PID: &str = "SELECT pg_catalog.pg_backend_pid()";
+
+/// Sets search_path, so that no user's object replaces a built-in one.
+const SEARCH_PATH: &str = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)";
+
+/// Asks whether the server is a replica, and for how many seconds it has known its locks.
 ///
 /// `pg_stat_bgwriter` is reset when the server recovers from the crash of a session, which forgets all locks and leaves
 /// the time of the start as it was.
-const GREETING: &str = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(), (1000 * pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())))::int8";
-
-/// Has the names in all further statements mean what the server has by them, and nothing that another user made.
-const SEARCH_PATH: &str = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)";
+const START: &str = "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()))";
 
 /// Prepares a session. The limits of time that a database or a user may have are for applications: they would end
 /// a wait.
-const PREPARE: &str = "SELECT pg_advisory_lock_shared($1::int4, $2::int4), pg_advisory_lock_shared($3::int4, $4::int4), set_config('lock_timeout', $5::int8::text, false), set_config('statement_timeout', '0', false), set_config('idle_in_transaction_session_timeout', '0', false), CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', '0', false) END, set_config('default_transaction_isolation', 'read committed', false), set_config('plan_cache_mode', 'force_generic_plan', false)";
-
-/// Asks for the server's own number of the session.
-const PID: &str = "SELECT pg_backend_pid()";
+const PREPARE: &str = "SELECT pg_catalog.pg_advisory_lock_shared($1, $2), pg_catalog.pg_advisory_lock_shared($3, $4), pg_catalog.set_config('lock_timeout', $5, false), pg_catalog.set_config('statement_timeout', '0', false), pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN pg_catalog.set_config('transaction_timeout', '0', false) END, pg_catalog.set_config('default_transaction_isolation', 'read committed', false), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', false)";
 
 /// Asks for a number that a server has from its creation on, and its port: a copy of the server has the same number.
 const SYSTEM: &str =
@@ -61,7 +65,8 @@ const SYSTEM: &str =
 
 /// Has the server look, while a session waits for a lock, whether its client is still there. Not every system that
 /// PostgreSQL runs on can, so a refusal is ignored: the wait then ends with its `lock_timeout`.
-const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '100', false)";
+const CHECK_CLIENT: &str =
+    "SELECT pg_catalog.set_config('client_connection_check_interval', '100', false)";
 
 /// A connection; dropping it closes it, and the server frees what its session holds.
 pub struct Connection {
@@ -168,15 +173,10 @@ impl Connection {
             last_prepared: 0,
             shown: ShownNames::default(),
         };
-        let row = connection.query(GREETING, &[])?;
-        let now = shared.clock.now();
-        let numbers = row.number(0).zip(row.number::<i64>(2));
-        let (pid, up) = numbers.ok_or_else(|| Failure::Refused(senseless()))?;
+        let pid = connection.query(PID, &[])?.number(0);
+        let pid = pid.ok_or_else(|| Failure::Refused(senseless()))?;
         connection.session.pid = pid;
         connection.is_pooled = pid != greeting.pid;
-        connection.is_replica = row.is_true(1);
-        let up = Duration::from_millis(up.try_into().unwrap_or(0));
-        connection.grace = RestartGrace::new(shared.restart_grace, up, now);
         Ok(connection)
     }
 
@@ -192,15 +192,26 @@ impl Connection {
         let mark = self.session.mark;
         let namespace = self.shared.namespace_mark;
         let values: Values<'_> = &[&MARKS, &mark, &NAMESPACES, &namespace, &GATE_LIMIT];
+        let none: Values<'_> = &[];
         let all = [
-            (SEARCH_PATH, &[] as Values<'_>),
+            (SEARCH_PATH, none),
+            (START, none),
             (PREPARE, values),
-            (CHECK_CLIENT, &[]),
+            (CHECK_CLIENT, none),
         ];
-        let replies = self.pipeline(&all)?.into_iter();
-        replies
-            .take(2)
-            .try_for_each(|reply| self.first(reply).map(drop))
+        let mut replies = self.pipeline(&all)?.into_iter();
+        let mut next = || self.first(replies.next().unwrap_or(Ok(Vec::new())));
+        let (_, start, _) = (next()?, next()?, next()?);
+        self.is_replica = start.is_true(0);
+        let up = start.number(1).map(Duration::try_from_secs_f64);
+        let up = up.and_then(Result::ok).unwrap_or_default();
+        let Shared {
+            restart_grace,
+            clock,
+            ..
+        } = &*self.shared;
+        self.grace = RestartGrace::new(*restart_grace, up, clock.now());
+        Ok(())
     }
 
     /// Returns whether the server ran a statement of this connection in another session than the first one.

@@ -77,6 +77,7 @@ impl Connector {
         if connection.is_pooled() && !self.is_pooler_good.load(Ordering::SeqCst) {
             self.check_pooler(&mut connection, until)?;
         }
+        connection.prepare().map_err(nothing_granted)?;
         if let Some(first) = &self.first_server {
             let server = connection.system_identifier().map_err(nothing_granted)?;
             if *first.get_or_init(|| server.clone()) != server {
@@ -85,7 +86,6 @@ impl Connector {
                 ));
             }
         }
-        connection.prepare().map_err(nothing_granted)?;
         let (sessions, id) = (Weak::clone(&self.shared.sessions), connection.session());
         let on_end = move || {
             if let Some(sessions) = sessions.upgrade() {

@@ -8,8 +8,7 @@ use crate::failure::unavailable;
 
 /// The epoch of this moment as an `int8`, in the unit of [`epoch_at`](lockkeeper_core::epoch_at). A `float8`
 /// counts times of this century to 2^-22 s, and PostgreSQL's clock to 1 µs. Evaluate it after the lock is granted.
-pub(crate) const EPOCH: &str =
-    "(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 16777216)::int8";
+pub(crate) const EPOCH: &str = "(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 16777216)::pg_catalog.int8";
 
 /// The largest epoch that this provider was granted.
 ///

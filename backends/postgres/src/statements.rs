@@ -1,4 +1,7 @@
 //! The SQL of locks. All values are bound. PostgreSQL evaluates the columns of a statement from left to right.
+//!
+//! The sessions of this library look up names in `pg_catalog` alone. In a transaction of the application, objects of other
+//! users may come first, so a statement for that names the schema of each function, operator, type and table.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -198,7 +201,7 @@ pub(crate) static UNDO_PERMIT: LazyLock<String> = LazyLock::new(|| {
 /// The server, the database and whether it is a replica, as one text. Locks are those of a database. A copy of the
 /// server's files has the same identity.
 pub(crate) const IDENTITY: &str = "pg_catalog.concat((SELECT system_identifier FROM pg_catalog.pg_control_system()), ' ', \
-    (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()), ' ', \
+    (SELECT oid FROM pg_catalog.pg_database WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database()), ' ', \
     pg_catalog.pg_is_in_recovery())";
 
 /// Returns the statements by which a transaction of the application takes a lock, in the database with this identity.
@@ -218,14 +221,14 @@ pub(crate) fn transaction_lock(
     TransactionLockSql {
         dialect: DIALECT,
         attempt: format!(
-            "SELECT CASE WHEN {IDENTITY} <> '{identity}' THEN -1 WHEN {EPOCH} <= {last} THEN -2 \
-             WHEN pg_catalog.pg_try_advisory_xact_lock({key}::int8) THEN {EPOCH} ELSE 0 END AS held"
+            "SELECT CASE WHEN {IDENTITY} OPERATOR(pg_catalog.<>) '{identity}' THEN -1 WHEN {EPOCH} OPERATOR(pg_catalog.<=) {last} THEN -2 \
+             WHEN pg_catalog.pg_try_advisory_xact_lock({key}) THEN {EPOCH} ELSE 0 END AS held"
         ),
         wait: format!(
-            "DO $wait$ DECLARE before text := pg_catalog.current_setting('lock_timeout'); BEGIN \
+            "DO $wait$ DECLARE before pg_catalog.text := pg_catalog.current_setting('lock_timeout'); BEGIN \
              PERFORM pg_catalog.set_config('lock_timeout', '{millis}', true); \
-             PERFORM pg_catalog.pg_advisory_xact_lock({key}::int8); \
-             IF {EPOCH} <= {last} THEN RAISE lock_not_available; END IF; \
+             PERFORM pg_catalog.pg_advisory_xact_lock({key}); \
+             IF {EPOCH} OPERATOR(pg_catalog.<=) {last} THEN RAISE lock_not_available; END IF; \
              PERFORM pg_catalog.set_config('lock_timeout', before, true); \
              EXCEPTION WHEN lock_not_available THEN NULL; END $wait$"
         ),
@@ -237,11 +240,15 @@ pub(crate) fn transaction_lock(
 ///
 /// With the values in it, the statement has no form that another database cannot read: its error then names
 /// `pg_catalog.pg_locks`.
-const PROOF: &str = "SELECT count(*) AS held FROM pg_catalog.pg_locks AS it JOIN pg_catalog.pg_locks AS mark \
-    ON it.pid = mark.pid AND it.database = mark.database WHERE it.locktype = 'advisory' AND it.objsubid = 1 \
-    AND it.granted AND it.classid = $1::int8 AND it.objid = $2::int8 AND it.pid = $3::int8 \
-    AND mark.locktype = 'advisory' AND mark.objsubid = 2 AND mark.granted \
-    AND mark.classid = $4::int8 AND mark.objid = $5::int8";
+static PROOF: LazyLock<String> = LazyLock::new(|| {
+    let sql = "SELECT pg_catalog.count(*) AS held FROM pg_catalog.pg_locks AS it JOIN pg_catalog.pg_locks AS mark \
+        ON it.pid = mark.pid AND it.database = mark.database WHERE it.locktype = 'advisory' AND it.objsubid = 1 \
+        AND it.granted AND it.classid = $1::int8 AND it.objid = $2::int8 AND it.pid = $3::int8 \
+        AND mark.locktype = 'advisory' AND mark.objsubid = 2 AND mark.granted \
+        AND mark.classid = $4::int8 AND mark.objid = $5::int8";
+    sql.replace('=', "OPERATOR(pg_catalog.=)")
+        .replace("int8", "pg_catalog.int8")
+});
 
 /// Returns the proof of a lease.
 pub(crate) fn proof(lease: &SessionLease<Connection>) -> Proof {
@@ -255,12 +262,12 @@ pub(crate) fn proof(lease: &SessionLease<Connection>) -> Proof {
         mark.cast_unsigned().into(),
     ];
     let set = |sql: String, (at, value): (i32, &i64)| {
-        sql.replacen(&format!("${at}::int8"), &value.to_string(), 1)
+        sql.replacen(&format!("${at}::pg_catalog.int8"), &value.to_string(), 1)
     };
     Proof {
         dialect: DIALECT,
-        sql: (1..).zip(&values).fold(PROOF.to_owned(), set),
-        statement: PROOF,
+        sql: (1..).zip(&values).fold(PROOF.clone(), set),
+        statement: &PROOF,
         params: values.map(ProofValue::Integer).to_vec(),
     }
 }

@@ -14,6 +14,8 @@ use crate::postgres::start;
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(50);
+/// What comes before the largest epoch so far.
+const LIMIT: &str = " OPERATOR(pg_catalog.<=) ";
 const WAITING: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
 
 pub(crate) const CASES: [Case<PostgresKind>; 7] = [
@@ -130,9 +132,9 @@ fn nothing_is_granted_while_the_clock_is_behind(kind: PostgresKind) {
     let lock = keeper.transaction_lock("seat:42", SHORT).unwrap();
     // As after a grant of the far future.
     let behind = |sql: &str| {
-        let (before, after) = sql.split_once(" <= ").unwrap();
+        let (before, after) = sql.split_once(LIMIT).unwrap();
         let (_last, after) = after.split_once(" THEN").unwrap();
-        format!("{before} <= {} THEN{after}", i64::MAX)
+        format!("{before}{LIMIT}{} THEN{after}", i64::MAX)
     };
     let mut connection = connect(&server);
     let mut transaction = connection.transaction().unwrap();
@@ -155,7 +157,7 @@ fn keeper_learns_the_epochs_of_transactions(kind: PostgresKind) {
     let epoch: i64 = row.get(0);
     lock().check(epoch).unwrap().unwrap();
     // Nothing is granted from here on if the clock is behind that.
-    let condition = format!(" <= {epoch} THEN");
+    let condition = format!("{LIMIT}{epoch} THEN");
     assert!(lock().attempt().contains(&condition), "{condition}");
 }
 
