@@ -115,6 +115,10 @@ fn use_all(server: &PostgresServer) {
     let token = keepers[0].lock_in_transaction(&mut transaction, "seat:46", wait);
     assert!(token.unwrap() > guard.token());
     assert!(keepers[1].try_lock("seat:46").unwrap().is_none());
+    // The wait for a lock that was free when it began.
+    let lock = keepers[0].transaction_lock("seat:48", wait).unwrap();
+    transaction.batch_execute(lock.wait()).unwrap();
+    assert!(keepers[1].try_lock("seat:48").unwrap().is_none());
     transaction.commit().unwrap();
 
     guard.release().unwrap();
