@@ -136,7 +136,7 @@ impl Comparison {
     ///     return Ok(holder::main()?);
     /// }
     /// let report = Comparison::new()
-    ///     .url("sqlite:/tmp/locks.db")
+    ///     .url("sqlite:/var/lib/app/locks.db")
     ///     .holder(std::env::current_exe()?, ["--holder"])
     ///     .run()?;
     /// # Ok(())

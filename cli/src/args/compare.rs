@@ -43,7 +43,7 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "NAME", value_parser = strategy())]
     pub(crate) strategy: Vec<Strategy>,
 
-    /// A store to lock on, such as sqlite:/tmp/locks.db; can be repeated. Default: see below.
+    /// A store to lock on, such as sqlite:/var/lib/app/locks.db; can be repeated. Default: see below.
     #[arg(long, value_name = "URL")]
     pub(crate) url: Vec<String>,
 

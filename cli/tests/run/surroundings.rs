@@ -105,7 +105,7 @@ fn full_disk(rig: &mut Rig) -> Outcome {
     std::fs::create_dir(rig.path("small")).unwrap();
     let script = r#"
 until_there() { until [ -e $1 ]; do sleep 0.05; done; }
-mount -t tmpfs -o size=400k none small
+mount -t tmpfs -o size=400k,mode=700 none small
 export LOCKKEEPER_URL=sqlite:small/locks.db
 "$0" run a -- sh -c 'touch held; while :; do sleep 0.2; done' &
 holder=$!

@@ -32,7 +32,7 @@ pub(crate) struct StoreSettings {
 }
 
 impl StoreSpec {
-    /// Specifies a store by its URL, such as `sqlite:/tmp/locks.db`.
+    /// Specifies a store by its URL, such as `sqlite:/var/lib/app/locks.db`.
     pub fn url(url: &str) -> Self {
         let keys = Map::from_iter([("url".to_owned(), Value::from(url))]);
         Self::new("a URL", keys)

@@ -12,6 +12,8 @@ use super::db::Db;
 use super::location;
 #[cfg(unix)]
 use super::open::{SUFFIXES, identity, with_suffix};
+#[cfg(unix)]
+use super::ownership::{self, Weakness};
 use super::process::Process;
 use super::retry::BusyRetry;
 
@@ -133,6 +135,9 @@ fn permissions(file: &Path) -> Finding {
             "the next program creates another file, and does not see these locks",
             "restart all programs that use it",
         );
+    }
+    if let Err(Weakness { what, advice }) = ownership::check(file) {
+        return Finding::unusable(topic, what, "a lock can have two holders", advice);
     }
     let mode = |side| Some(fs::metadata(with_suffix(file, side)).ok()?.mode() & 0o777);
     // A file beside the database keeps the mode of its creation. Of equal modes `max_by_key` takes the

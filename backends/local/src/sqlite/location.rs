@@ -8,6 +8,8 @@ use lockkeeper_core::{Error, ErrorKind};
 
 use super::error::incompatible;
 use super::open::{SUFFIXES, with_suffix};
+#[cfg(unix)]
+use super::ownership;
 
 /// The longest file name, less the longest suffix that SQLite adds (`-journal`).
 const MAX_NAME: usize = 255 - 8;
@@ -52,6 +54,8 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {
     }
     let name = path.file_name().ok_or_else(|| no_file(path))?;
     let file = folder.join(name);
+    #[cfg(unix)]
+    ownership::check_link(&file)?;
     match fs::canonicalize(&file) {
         Ok(file) => {
             if !file.is_file() {
@@ -63,6 +67,8 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {
             check_writable(&file)?;
             check_side_files(&file)?;
             file.parent().map_or(Ok(()), check_writable)?;
+            #[cfg(unix)]
+            ownership::check(&file)?;
             Ok(file)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -73,6 +79,8 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {
             }
             check_length(&file)?;
             check_local(&folder)?;
+            #[cfg(unix)]
+            ownership::check_new(&file)?;
             create(&file)?;
             Ok(file)
         }
@@ -133,7 +141,7 @@ fn create(file: &Path) -> Result<(), Error> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, ownership::NEW_MODE);
     match options.open(file) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),

@@ -20,6 +20,8 @@ mod lease;
 mod listener;
 mod location;
 mod open;
+#[cfg(unix)]
+mod ownership;
 mod process;
 mod retry;
 mod schema;
@@ -108,6 +110,9 @@ impl Driver for SqliteDriver {
 /// was ended by another process, such as `lockkeeper unlock`: the guard is lost at once. The lock of a dead process is granted to the next waiter at once.
 ///
 /// # Limits
+/// - No user may write the folder who may not write the file: such a user could break the locks. Such a folder, and
+///   files of other users beside the database, are refused with
+///   [`PermissionDenied`](ErrorKind::PermissionDenied). Use a folder of its own, not `/tmp`.
 /// - One host: network file systems are refused where they can be recognised (Linux).
 /// - Linux and macOS; only Linux is tested. Elsewhere waiters poll about once a second, and the lock of
 ///   a dead process is free after its ttl.
@@ -219,11 +224,7 @@ impl Backend for SqliteProvider {
     type Lease = SqliteLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<SqliteLease>>, Error> {
-        let grant = acquire::acquire(&self.store, request)?;
-        if grant.is_some() {
-            self.store.listen();
-        }
-        Ok(grant)
+        acquire::acquire(&self.store, request)
     }
 
     fn abandon(&self, request: &AcquireRequest<'_>) {
@@ -231,7 +232,11 @@ impl Backend for SqliteProvider {
         let key = store.key(request.name(), request.mode().is_permit());
         let is_own = |held: &LockRow| held.is_of(&owner);
         // Where this fails, the ttl frees the name.
-        let _ = store.end_hold(key, is_own, &store.brief_retry());
+        let _ = store.end_hold(
+            key,
+            is_own,
+            &BusyRetry::new(&*store.clock, store.clock.now()),
+        );
     }
 
     fn renew(

@@ -174,6 +174,108 @@ fn world_accessible_file_is_a_warning() {
     }
 }
 
+/// The id of a user and of a group that are not this process's.
+#[cfg(unix)]
+const OTHER: u32 = 65_534;
+
+/// Makes a file the file of another user, which only root may do. Returns whether it did.
+#[cfg(unix)]
+fn give_away(file: &Path) -> bool {
+    std::os::unix::fs::lchown(file, Some(OTHER), Some(OTHER)).is_ok()
+}
+
+#[cfg(unix)]
+fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[cfg(unix)]
+fn assert_denied(path: &Path, hint: &str) {
+    let error = open(path).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.to_string().contains(hint), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn folder_that_more_users_may_write_than_the_database_is_refused() {
+    let store = TempStore::new();
+    let folder = store.folder.path();
+    for (mode, hint) in [(0o1777, "every user"), (0o773, "every user")] {
+        set_mode(folder, mode);
+        assert_denied(&store.path(), hint);
+        assert!(!store.path().exists(), "no file was created");
+    }
+    // The group of the folder may be another one than that of the database.
+    if std::os::unix::fs::chown(folder, None, Some(OTHER)).is_ok() {
+        set_mode(folder, 0o770);
+        assert_denied(&store.path(), "chmod g-w");
+        set_mode(folder, 0o2770);
+        fs::write(store.path(), "").unwrap();
+        set_mode(&store.path(), 0o660);
+        drop(store.provider());
+        std::os::unix::fs::chown(folder, None, Some(0)).unwrap();
+    }
+    set_mode(folder, 0o700);
+    drop(store.provider());
+    set_mode(&store.path(), 0o600);
+    set_mode(folder, 0o1777);
+    assert_denied(&store.path(), "mkdir -m 700");
+    // Who may write the folder may write the database, too.
+    set_mode(&store.path(), 0o666);
+    drop(store.provider());
+}
+
+#[cfg(unix)]
+#[test]
+fn file_of_another_user_beside_the_database_is_refused() {
+    let store = TempStore::new();
+    drop(store.provider());
+    for suffix in ["-wal", "-shm", "-journal"] {
+        let planted = store.folder.path().join(format!("locks.db{suffix}"));
+        fs::write(&planted, "").unwrap();
+        if !give_away(&planted) {
+            return;
+        }
+        set_mode(&planted, 0o666);
+        assert_denied(&store.path(), "belongs to another user");
+        fs::remove_file(&planted).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", &planted).unwrap();
+        give_away(&planted);
+        assert_denied(&store.path(), "belongs to another user");
+        fs::remove_file(&planted).unwrap();
+    }
+    drop(store.provider());
+}
+
+#[cfg(unix)]
+#[test]
+fn link_of_another_user_to_a_database_is_not_followed() {
+    let store = TempStore::new();
+    drop(store.provider());
+    let link = store.folder.path().join("link.db");
+    std::os::unix::fs::symlink(store.path(), &link).unwrap();
+    drop(open(&link).unwrap());
+    if give_away(&link) {
+        assert_denied(&link, "a link that another user made");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn folder_that_every_user_may_write_since_the_opening_is_found() {
+    use lockkeeper_core::{Severity, StoreInfo};
+    let store = TempStore::new();
+    let provider = store.provider();
+    set_mode(store.folder.path(), 0o1777);
+    let findings = provider.admin().unwrap().examine(HostInstant::NEVER);
+    let mut findings = findings.unwrap().into_iter();
+    let found = findings.find(|it| it.topic == "permissions").unwrap();
+    assert_eq!(found.severity, Severity::Unusable, "{found:?}");
+    assert!(found.what.contains("every user"), "{found:?}");
+}
+
 #[test]
 fn debug_shows_path_and_namespace() {
     let shown = format!("{:?}", TempStore::new().provider());
