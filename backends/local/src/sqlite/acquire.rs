@@ -28,7 +28,9 @@ pub(super) fn acquire(
 ) -> Result<Option<Grant<SqliteLease>>, Error> {
     let retry =
         || BusyRetry::brief(request.clock(), request.deadline()).cancelled_by(request.cancel());
+    // While it lives, the listener does not end.
     let mut acquisition = Acquisition::new(store, request);
+    store.listen();
     let granted = store.db.run(&retry(), |session| {
         lease::take_if_free(session, &acquisition, request.now())
     })?;
@@ -171,11 +173,16 @@ impl<'a> Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
+        let retry = BusyRetry::new(
+            &*self.store.clock,
+            self.deadline.min(self.store.clock.now()),
+        );
         let dequeued = self
             .id
-            .is_none_or(|id| self.store.dequeue(self.key, id).is_ok());
+            .is_none_or(|id| self.store.dequeue(self.key, id, &retry).is_ok());
         // A row that could not be removed keeps the address of this parker. When the parker is gone,
-        // the next process that notifies the address removes the row.
+        // the next process that notifies the address removes the row. So a database that stays locked does not make
+        // the acquisition late.
         if dequeued {
             self.store.parkers.keep(Arc::clone(&self.parker));
         }

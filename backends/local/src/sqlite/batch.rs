@@ -20,6 +20,9 @@ type BatchOperation<'a> = Operation<'a, SqliteLease>;
 /// Carries out a batch as [`Backend::batch`](lockkeeper_core::Backend::batch) says.
 pub(super) fn batch(store: &Store, batch: &mut [BatchOperation<'_>]) {
     let retry = retry(store, batch);
+    if batch.iter().any(|it| matches!(it, Operation::Acquire(_))) {
+        store.listen();
+    }
     let mut next_holders = Vec::with_capacity(batch.len());
     let committed = store.db.transact(&retry, |session| {
         next_holders.clear();
@@ -33,9 +36,6 @@ pub(super) fn batch(store: &Store, batch: &mut [BatchOperation<'_>]) {
             fail(operation, error.clone());
         }
         return;
-    }
-    if batch.iter().any(is_granted) {
-        store.listen();
     }
     for (operation, next) in batch.iter().zip(next_holders) {
         store.notify_next(key(store, operation), next, &retry);
@@ -127,10 +127,6 @@ fn came_too_late(deadline: HostInstant, now: HostInstant) -> Error {
         ErrorKind::Unavailable,
         format!("the database could be written only {late:?} after the wait was over; wait longer"),
     )
-}
-
-fn is_granted(operation: &BatchOperation<'_>) -> bool {
-    matches!(operation, Operation::Acquire(it) if matches!(it.answer, Some(Ok(Some(_)))))
 }
 
 fn key<'s>(store: &'s Store, operation: &'s BatchOperation<'_>) -> Key<'s> {

@@ -86,10 +86,11 @@ impl Slot {
     }
 
     /// Calls `work` with a connection to the current files at the path: deleted files exclude no other
-    /// process.
+    /// process. No statement of it runs for longer than `limit`.
     pub(super) fn with<T>(
         &self,
         now: HostInstant,
+        limit: Duration,
         work: impl FnOnce(&Connection) -> T,
     ) -> Result<T, AttemptError> {
         if self.pid != std::process::id() {
@@ -103,7 +104,7 @@ impl Slot {
                 current.checked_at = now;
             }
             if let Some(opened) = &current.opened {
-                let done = work(&opened.connection);
+                let done = opened.run(limit, work);
                 if is_due {
                     opened.shorten_log();
                 }
@@ -120,7 +121,7 @@ impl Slot {
         drop(slots);
         // Another thread may have opened the files first.
         let opened = current.opened.get_or_insert(opened);
-        Ok(work(&opened.connection))
+        Ok(opened.run(limit, work))
     }
 }
 

@@ -51,20 +51,22 @@ impl Db {
         mut work: impl FnMut(&Session<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, Error> {
         retry.run(|| {
-            let done = self.slot.with(retry.clock.now(), |connection| {
-                let session = Session {
-                    connection,
-                    statements: &self.statements,
-                };
-                let done = session
-                    .roll_back_open_transaction()
-                    .and_then(|()| work(&session));
-                if done.is_err() {
-                    // An open transaction locks out other processes. If this fails, the next use repeats it.
-                    let _ = session.roll_back_open_transaction();
-                }
-                done
-            });
+            let done = self
+                .slot
+                .with(retry.clock.now(), retry.limit(), |connection| {
+                    let session = Session {
+                        connection,
+                        statements: &self.statements,
+                    };
+                    let done = session
+                        .roll_back_open_transaction()
+                        .and_then(|()| work(&session));
+                    if done.is_err() {
+                        // An open transaction locks out other processes. If this fails, the next use repeats it.
+                        let _ = session.roll_back_open_transaction();
+                    }
+                    done
+                });
             Ok(done??)
         })
     }

@@ -54,6 +54,10 @@ pub(super) fn convert_error(error: rusqlite::Error) -> Error {
             ErrorKind::Incompatible,
             "the file is not an intact SQLite database; name another file, or delete it while no program uses it if it is a damaged lock database",
         ),
+        Some(ErrorCode::OperationInterrupted) => (
+            ErrorKind::Unavailable,
+            "a statement did not end in time, and was interrupted; look for a trigger in the file that is not lockkeeper's",
+        ),
         Some(ErrorCode::DiskFull) => (
             ErrorKind::Unavailable,
             "the disk is full; make room for the lock database",

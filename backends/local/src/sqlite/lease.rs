@@ -68,7 +68,7 @@ pub(super) struct Acquisition<'a> {
     /// Whether an earlier attempt of this request may have been granted.
     pub(super) recover: bool,
     /// Each lease gets a clone.
-    pub(super) leases: &'a Arc<()>,
+    leases: Arc<()>,
 }
 
 impl<'a> Acquisition<'a> {
@@ -77,7 +77,7 @@ impl<'a> Acquisition<'a> {
             request,
             key: store.key(request.name(), request.mode().is_permit()),
             recover: request.is_retry(),
-            leases: &store.listener.leases,
+            leases: Arc::clone(&store.listener.leases),
         }
     }
 
@@ -89,7 +89,7 @@ impl<'a> Acquisition<'a> {
                 permits,
                 slot,
                 epoch,
-                _counted: Arc::clone(self.leases),
+                _counted: Arc::clone(&self.leases),
             },
             epoch,
             asked_at,

@@ -17,7 +17,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) struct LeaseListener {
     /// The process that opened the provider. A forked child has no copy of the thread.
     pid: u32,
-    /// Each lease has a clone.
+    /// Each lease, and each acquisition that is under way, has a clone.
     pub(super) leases: Arc<()>,
     state: Arc<Mutex<State>>,
 }
@@ -43,16 +43,20 @@ impl LeaseListener {
         }
     }
 
-    /// Starts the thread if it does not run. Without it, losses are noticed by the next renewal.
-    pub(super) fn start(&self, slot: &Arc<Slot>, parkers: &ParkerPool) {
+    /// Starts the thread if it does not run. Returns whether other processes could reach it before.
+    ///
+    /// Without it, losses are noticed by the next renewal.
+    pub(super) fn start(&self, slot: &Arc<Slot>, parkers: &ParkerPool) -> bool {
         let mut state = lock(&self.state);
         match &mut *state {
             State::Idle => {}
-            State::Listening { is_used, .. } => {
+            State::Listening {
+                parker, is_used, ..
+            } => {
                 *is_used = true;
-                return;
+                return parker.exists();
             }
-            State::Over => return,
+            State::Over => return false,
         }
         let parker = Arc::new(parkers.holder());
         let thread = || {
@@ -75,6 +79,7 @@ impl LeaseListener {
             },
             None => State::Over,
         };
+        false
     }
 }
 

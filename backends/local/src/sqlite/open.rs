@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, SystemClock};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
@@ -13,6 +15,9 @@ use super::schema::prepare;
 
 /// The capacity of the statement cache: more than the number of different statements.
 const STATEMENTS: usize = 32;
+
+/// After how many steps of SQLite's virtual machine a statement checks its deadline: some 100 µs.
+const STEPS: i32 = 10_000;
 
 /// The size in bytes from which the log is truncated. The log of one process has 4 MB: SQLite writes it back
 /// from 1,000 pages on.
@@ -28,7 +33,9 @@ type Identities = [Option<(u64, u64)>; 3];
 
 /// An open lock database.
 pub(super) struct Opened {
-    pub(super) connection: Connection,
+    connection: Connection,
+    /// When a statement is interrupted, in ns of the host's clock.
+    deadline: Arc<AtomicU64>,
     path: PathBuf,
     files: Identities,
     /// Whether this connection has created the tables.
@@ -39,6 +46,14 @@ impl Opened {
     /// Returns whether the open files have been neither deleted nor replaced.
     pub(super) fn exists(&self) -> bool {
         identities(&self.path) == self.files
+    }
+
+    /// Calls `work` with the connection. A statement that runs for longer than `limit` fails: whoever may write the file
+    /// can add a trigger without an end.
+    pub(super) fn run<T>(&self, limit: Duration, work: impl FnOnce(&Connection) -> T) -> T {
+        let deadline = SystemClock.now() + limit;
+        self.deadline.store(deadline.as_nanos(), Ordering::Relaxed);
+        work(&self.connection)
     }
 
     /// Writes a long log back to the database, and truncates it.
@@ -74,14 +89,19 @@ pub(super) fn connect(path: &Path) -> Result<Opened, AttemptError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut opened = Opened {
         connection: Connection::open_with_flags(path, flags)?,
+        deadline: Arc::new(AtomicU64::new(HostInstant::NEVER.as_nanos())),
         path: path.to_owned(),
         files: Identities::default(),
         is_new: false,
     };
-    let connection = &opened.connection;
+    let connection = &mut opened.connection;
     // `BusyRetry` retries instead, and lets other threads use the connection in between.
     connection.busy_timeout(Duration::ZERO)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    let deadline = Arc::clone(&opened.deadline);
+    let is_over = move || SystemClock.now().as_nanos() >= deadline.load(Ordering::Relaxed);
+    // The result is `()` in older versions.
+    let _ = connection.progress_handler(STEPS, Some(is_over));
     let prepared = prepare(connection);
     if matches!(prepared, Err(AttemptError::Busy(_))) {
         return prepared.map(|_| opened);

@@ -9,8 +9,10 @@ use super::error::{AttemptError, convert_error};
 /// The limit for a brief operation. A write takes some microseconds, but a busy machine may
 /// suspend the writer.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(250);
-/// The limit for an operation after its deadline. It is not longer than a guard's drop waits.
+/// The limit for an operation after its deadline: an acquisition returns 100 ms after its own at the latest.
 const LAST_ATTEMPT_TIMEOUT: Duration = Duration::from_millis(80);
+/// The shortest limit for a statement, which takes some microseconds.
+const STATEMENT_TIMEOUT: Duration = Duration::from_millis(10);
 
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 /// About as long as a batch of another process: a longer pause misses the gaps between its batches.
@@ -35,9 +37,10 @@ impl<'a> BusyRetry<'a> {
         retry
     }
 
-    /// Retries until `deadline`, or for a short time after it.
+    /// Retries until `deadline`, or for a short time if that is over soon. Retries end by a short time after
+    /// `deadline`, however many operations use it.
     pub(super) fn new(clock: &'a dyn Clock, deadline: HostInstant) -> Self {
-        let last = clock.now() + LAST_ATTEMPT_TIMEOUT;
+        let last = deadline.min(clock.now()) + LAST_ATTEMPT_TIMEOUT;
         Self::until(clock, deadline.max(last))
     }
 
@@ -48,6 +51,12 @@ impl<'a> BusyRetry<'a> {
             until,
             cancel: None,
         }
+    }
+
+    /// Returns how long an attempt that begins now may take.
+    pub(super) fn limit(&self) -> Duration {
+        let left = self.until.saturating_since(self.clock.now());
+        left.max(STATEMENT_TIMEOUT)
     }
 
     /// Ends the retries when `cancel` is cancelled.

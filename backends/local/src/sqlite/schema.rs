@@ -91,6 +91,8 @@ fn file_kind(connection: &Connection) -> rusqlite::Result<FileKind> {
 /// Prepares the connection, and creates the tables in an empty file. Does not write to the database of
 /// another application. Returns whether the tables were created.
 pub(super) fn prepare(connection: &Connection) -> Result<bool, AttemptError> {
+    // What another program put into the schema runs no function with effects.
+    connection.execute_batch("PRAGMA trusted_schema = OFF")?;
     // One snapshot, in which the tables of another process are complete or missing.
     let snapshot = connection.unchecked_transaction()?;
     let found = file_kind(connection)?;

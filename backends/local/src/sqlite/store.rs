@@ -50,9 +50,12 @@ impl Store {
         BusyRetry::brief(&*self.clock, None)
     }
 
-    /// Has this process be told if another one ends a lease of it.
+    /// Lets other processes tell this one that its leases have ended. Call it before an attempt: where files were
+    /// replaced before this process listened, the attempt finds that.
     pub(super) fn listen(&self) {
-        self.listener.start(self.db.slot(), &self.parkers);
+        if !self.listener.start(self.db.slot(), &self.parkers) {
+            self.db.slot().check_files();
+        }
     }
 
     /// Renews a lease in one statement.
@@ -143,12 +146,16 @@ impl Store {
     }
 
     /// Removes a waiter from the queue. The name may go to the next waiter.
-    pub(super) fn dequeue(&self, key: Key<'_>, id: i64) -> Result<(), Error> {
-        let retry = self.brief_retry();
+    pub(super) fn dequeue(
+        &self,
+        key: Key<'_>,
+        id: i64,
+        retry: &BusyRetry<'_>,
+    ) -> Result<(), Error> {
         let next = self
             .db
-            .transact(&retry, |session| self.remove(session, key, id))?;
-        self.notify_next(key, next, &retry);
+            .transact(retry, |session| self.remove(session, key, id))?;
+        self.notify_next(key, next, retry);
         Ok(())
     }
 

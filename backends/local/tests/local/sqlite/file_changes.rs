@@ -37,6 +37,30 @@ fn replaced_file_is_the_new_store() {
     next.join().unwrap();
 }
 
+/// The clock stands still: the files are not checked because time has passed.
+#[cfg(unix)]
+#[test]
+fn first_lock_after_a_deletion_is_in_a_new_file() {
+    for with_sockets in [false, true] {
+        let store = TempStore::new();
+        let (_, clock) = manual_clock();
+        let keeper = LockKeeper::builder(store.provider_with_clock(Arc::clone(&clock)))
+            .clock(clock)
+            .build()
+            .unwrap();
+        if with_sockets {
+            // The listener listens, and loses its socket.
+            drop(keeper.lock("other").unwrap());
+        }
+        for file in store.files() {
+            fs::remove_file(store.folder.path().join(file)).unwrap();
+        }
+        let _held = keeper.lock("seat").unwrap();
+        assert!(store.path().exists(), "with sockets: {with_sockets}");
+        assert_eq!(locks(&store.raw()), 1);
+    }
+}
+
 #[test]
 fn deleted_file_is_created_again_unless_create_is_false() {
     let store = TempStore::new();
@@ -112,8 +136,8 @@ fn socket_has_the_permissions_and_the_owner_of_the_file() {
         .map(|socket| fs::metadata(store.folder.path().join(socket)).unwrap())
         .map(|data| (data.permissions().mode() & 0o777, data.uid()))
         .collect();
-    // One for the waiter, and one for the holder.
-    assert_eq!(modes, [(0o660, owner); 2]);
+    // One for the waiter, and one for each keeper.
+    assert_eq!(modes, [(0o660, owner); 3]);
     drop(held);
     waiter.join().unwrap();
 }

@@ -1,5 +1,7 @@
 //! Locked databases, and the queue of waiters.
 
+use std::time::Instant;
+
 use super::*;
 
 #[test]
@@ -54,6 +56,50 @@ fn database_that_stays_locked_is_unavailable() {
     assert_eq!(thread.join().unwrap(), ErrorKind::Cancelled);
     raw.execute_batch("ROLLBACK").unwrap();
     assert_eq!(held.release().unwrap(), Released::Done);
+}
+
+/// Asks several times and counts the shortest overrun, so that a busy machine does not matter.
+#[test]
+fn acquisition_on_a_locked_database_ends_in_time() {
+    let store = TempStore::new();
+    let (keeper, raw) = (store.keeper(), store.raw());
+    let held = store.keeper().lock("seat").unwrap();
+    let wait = Duration::from_millis(400);
+    let overruns = (0..8).map(|_| {
+        let before = keeper.usage().unwrap().commands;
+        let acquiring = keeper.clone();
+        let thread = thread::spawn(move || {
+            let began = Instant::now();
+            let busy = acquiring.try_lock_for("seat", wait);
+            assert!(!matches!(busy, Ok(Some(_))));
+            began.elapsed().saturating_sub(wait)
+        });
+        until("the waiter is queued", || waiters(&raw) == 1);
+        raw.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let overrun = thread.join().unwrap();
+        raw.execute_batch("ROLLBACK; DELETE FROM waiter").unwrap();
+        assert!(keeper.usage().unwrap().commands > before);
+        overrun
+    });
+    let shortest = overruns.min().unwrap();
+    assert!(shortest < Duration::from_millis(150), "{shortest:?}");
+    drop(held);
+}
+
+#[test]
+fn statement_without_an_end_is_interrupted() {
+    let store = TempStore::new();
+    let keeper = store.keeper();
+    let held = keeper.lock("other").unwrap();
+    store.raw().execute_batch(
+        "CREATE TRIGGER hostile AFTER INSERT ON lock BEGIN
+           SELECT count(*) FROM (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n);
+         END",
+    ).unwrap();
+    let error = keeper.try_lock("seat").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("trigger"), "{error}");
+    held.release().unwrap();
 }
 
 #[test]
