@@ -217,7 +217,8 @@ fn folder_that_more_users_may_write_than_the_database_is_refused() {
         drop(store.provider());
         std::os::unix::fs::chown(folder, None, Some(0)).unwrap();
     }
-    set_mode(folder, 0o700);
+    // The group that has the number of the user is the user's own.
+    set_mode(folder, 0o775);
     drop(store.provider());
     set_mode(&store.path(), 0o600);
     set_mode(folder, 0o1777);
