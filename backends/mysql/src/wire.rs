@@ -84,7 +84,9 @@ impl Wire {
             return true;
         };
         let mut last = [0; 512];
-        remote::set_timeout(socket, Duration::from_millis(1)).is_ok()
+        socket
+            .set_read_timeout(Some(Duration::from_millis(1)))
+            .is_ok()
             && loop {
                 match socket.read(&mut last) {
                     Ok(0) => break true,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{Clock, Error};
 use lockkeeper_remote::sessions::Sessions;
 use lockkeeper_remote::{
-    Counts, Dialer, Endpoint, RemoteOptions, Server, SocketWatch, nothing_granted, set_timeout,
+    Counts, Dialer, Endpoint, RemoteOptions, Server, SocketWatch, nothing_granted,
 };
 
 use crate::connection::Connection;
@@ -135,11 +135,9 @@ pub(crate) fn dial(
     }
     let tls = remote.tls;
     let connected = || -> Result<(Wire, Greeting), LoginError> {
-        let stream = dialer.dial(server, left())?;
+        let mut stream = dialer.dial(server, left())?;
         if tls {
-            // The kernel takes zero for no limit.
-            set_timeout(stream.socket(), left().max(Duration::from_millis(1)))?;
-            login::ask_for_tls(stream.socket(), server)?;
+            login::ask_for_tls(&mut stream.below_tls(), server)?;
         }
         let mut wire = Wire::new(stream);
         let is_private = tls || matches!(remote.endpoint, Endpoint::Unix(_));

@@ -1,12 +1,11 @@
 //! Logging in: TLS, the start-up message and the password.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{RemoteOptions, Server, without_signals};
+use lockkeeper_remote::{RemoteOptions, Server};
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
 use postgres_protocol::message::backend::Message;
@@ -50,14 +49,15 @@ impl From<Error> for LoginError {
 }
 
 /// Asks for TLS on a socket on which nothing was sent yet. The handshake takes place with the first message.
-pub(crate) fn ask_for_tls(mut socket: &TcpStream, server: &Server) -> Result<(), LoginError> {
+pub(crate) fn ask_for_tls(
+    socket: &mut (impl Read + Write),
+    server: &Server,
+) -> Result<(), LoginError> {
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
     let mut reply = [0];
-    without_signals(|| {
-        socket.write_all(&request)?;
-        socket.read_exact(&mut reply)
-    })?;
+    socket.write_all(&request)?;
+    socket.read_exact(&mut reply)?;
     match &reply {
         b"S" => Ok(()),
         b"N" => Err(incompatible(format!(

@@ -3,10 +3,10 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::BytesMut;
-use lockkeeper_remote::{SocketTimeout, Stream};
+use lockkeeper_remote::Stream;
 use postgres_protocol::message::backend::{Header, Message};
 
 /// No reply to a lock is longer. What claims to be longer is no PostgreSQL server.
@@ -18,10 +18,6 @@ pub(crate) struct Wire {
     /// The messages to send next.
     pub(crate) out: BytesMut,
     received: BytesMut,
-    until: Instant,
-    /// Whether nothing was read since the last messages were sent.
-    is_first: bool,
-    timeout: SocketTimeout,
 }
 
 impl Wire {
@@ -30,9 +26,6 @@ impl Wire {
             stream,
             out: BytesMut::new(),
             received: BytesMut::new(),
-            until: Instant::now(),
-            is_first: false,
-            timeout: SocketTimeout::default(),
         }
     }
 
@@ -42,9 +35,7 @@ impl Wire {
 
     /// Sends what `out` has. The whole reply has to be there within `limit`.
     pub(crate) fn send(&mut self, limit: Duration) -> io::Result<()> {
-        self.until = Instant::now() + limit;
-        self.is_first = true;
-        self.limit_to(limit)?;
+        self.stream.begin(limit);
         let sent = self.stream.write_all(&self.out);
         self.out.clear();
         sent?;
@@ -61,11 +52,6 @@ impl Wire {
             if let Some(message) = Message::parse(&mut self.received)? {
                 return Ok(message);
             }
-            // A server that sends its reply in drops, or notices before it, gets no more time for that.
-            if !self.is_first {
-                self.limit_to(self.until.saturating_duration_since(Instant::now()))?;
-            }
-            self.is_first = false;
             let mut bytes = [0; 4096];
             let read = self.stream.read(&mut bytes)?;
             match bytes.get(..read) {
@@ -78,10 +64,6 @@ impl Wire {
     /// Returns whether the server has sent nothing since its last reply.
     pub(crate) fn is_quiet(&self) -> bool {
         self.received.is_empty() && lockkeeper_remote::is_quiet(self.stream.socket())
-    }
-
-    fn limit_to(&mut self, limit: Duration) -> io::Result<()> {
-        self.timeout.set(self.stream.socket(), limit)
     }
 }
 

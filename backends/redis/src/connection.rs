@@ -3,11 +3,11 @@
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{
-    Failure, OpenConnection, RestartGrace, Server, SocketTimeout, nothing_granted, senseless,
+    Failure, OpenConnection, RestartGrace, Server, nothing_granted, senseless,
 };
 use redis::{Cmd, InfoDict, RedisError, Value, cmd};
 
@@ -24,7 +24,8 @@ pub(crate) struct Connection {
     pub(crate) is_new: bool,
     /// Whether the server has replied: then TLS works, and the server can be reached.
     has_replied: bool,
-    timeout: SocketTimeout,
+    /// Whether a message that was waited for may have come in part.
+    is_in_message: bool,
     /// Whether the server was started lately, if the options ask for that.
     pub(crate) grace: Option<RestartGrace>,
     /// Whether the primary has moved since, if sentinels name it.
@@ -40,10 +41,6 @@ pub(crate) struct MoveSeen {
 
 impl lockkeeper_remote::Connection for Connection {
     fn is_quiet(&mut self, limit: Duration) -> bool {
-        if self.link.socket().is_none() {
-            // A connection of the application's is asked with a time-out of its own.
-            self.timeout = SocketTimeout::default();
-        }
         self.is_current() && self.link.is_quiet(limit)
     }
 
@@ -61,7 +58,7 @@ impl Connection {
             tls,
             is_new: true,
             has_replied: false,
-            timeout: SocketTimeout::default(),
+            is_in_message: false,
             grace: None,
             move_seen: None,
             server,
@@ -84,12 +81,19 @@ impl Connection {
         self.link.socket()
     }
 
-    /// Sets the longest time that a read or a write may take.
-    pub(crate) fn set_timeout(&mut self, limit: Duration) -> Result<(), Failure> {
-        let set = self
-            .timeout
-            .set_by(limit, |limit| self.link.set_timeout(limit));
-        set.map_err(|error| Failure::NotSent(self.server.closed().with_source(error)))
+    /// Receives a message of a channel. `None` if there is none within `limit`: the next call continues where this one
+    /// stopped.
+    pub(crate) fn next_message(&mut self, limit: Duration) -> Result<Option<Value>, RedisError> {
+        match self.is_in_message {
+            true => self.link.extend(limit)?,
+            false => self.link.begin(limit)?,
+        }
+        let received = self.receive();
+        self.is_in_message = matches!(&received, Err(error) if error.is_timeout());
+        match received {
+            Err(_) if self.is_in_message => Ok(None),
+            received => received.map(Some),
+        }
     }
 
     /// Sends one command and reads its reply.
@@ -159,8 +163,8 @@ impl Connection {
         count: usize,
         limit: Duration,
     ) -> Result<(), Failure> {
-        self.set_timeout(limit)?;
-        let began = Instant::now();
+        let began = self.link.begin(limit);
+        began.map_err(|error| Failure::NotSent(self.server.closed().with_source(error)))?;
         self.open.counts().add_commands(count);
         if let Err(error) = self.link.send(packed) {
             // A plain socket sends a short command completely or not at all.
@@ -181,19 +185,15 @@ impl Connection {
                 Failure::Unanswered(error)
             });
         }
-        for number in 0..count {
-            if number > 0 && began.elapsed() > limit {
-                return Err(Failure::Unanswered(self.server.silent()));
-            }
+        for _ in 0..count {
             let answer = self.receive();
             answers.push(answer.map_err(|error| Failure::Unanswered(self.unread(error)))?);
         }
         Ok(())
     }
 
-    /// Reads one reply, or one message of a channel. After a time-out the next call continues where
-    /// this one stopped.
-    pub(crate) fn receive(&mut self) -> Result<Value, RedisError> {
+    /// Reads one reply, or one message of a channel.
+    fn receive(&mut self) -> Result<Value, RedisError> {
         let value = self.link.receive()?;
         self.has_replied = true;
         Ok(value)

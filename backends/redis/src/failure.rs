@@ -3,7 +3,7 @@
 use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Failure, Server, is_untrusted, senseless};
+use lockkeeper_remote::{Failure, Server, is_too_long, is_untrusted, senseless};
 use redis::{FromRedisValue, RedisError, ServerError, Value};
 
 const NO_PERMISSION: &str = "the user may not do what a lock needs; allow it the keys ~lockkeeper:*, the channels &lockkeeper:* and the commands +eval +evalsha +set +mget +del +pexpire +pttl +time +zadd +zrem +zremrangebyscore +zrangebyscore +zrank +zscore +pubsub|numsub +publish +subscribe +unsubscribe +ping +select +wait";
@@ -205,7 +205,8 @@ pub(crate) fn unread(error: RedisError, server: &Server, tls: bool, is_first: bo
     } else if in_handshake && is_untrusted(&error.to_string()) {
         return server.untrusted(&error.to_string());
     } else if in_handshake
-        && let Some(InvalidData | UnexpectedEof | ConnectionReset) = io_error_kind(&error)
+        && let Some(InvalidData | UnexpectedEof | ConnectionReset) =
+            io_error(&error).map(io::Error::kind)
     {
         let text = format!(
             "what answers at {} does not speak TLS as it should; a server without TLS is reached by redis:",
@@ -214,22 +215,23 @@ pub(crate) fn unread(error: RedisError, server: &Server, tls: bool, is_first: bo
         Error::new(ErrorKind::Incompatible, text)
     } else if error.is_timeout() {
         server.silent()
+    } else if io_error(&error).is_some_and(is_too_long) {
+        server.too_long(!is_first)
     } else {
         server.cut()
     };
     described.with_source(error)
 }
 
-/// Returns the kind of the input/output error inside of another error.
-fn io_error_kind(error: &RedisError) -> Option<io::ErrorKind> {
+/// Returns the input/output error inside of another error.
+fn io_error(error: &RedisError) -> Option<&io::Error> {
     // The redis crate keeps its cause in an `Arc`, and shows that as the cause.
     type Shared = std::sync::Arc<dyn std::error::Error + Send + Sync>;
     let source = std::error::Error::source(error)?;
-    let io = match source.downcast_ref::<Shared>() {
-        Some(inner) => inner.downcast_ref::<io::Error>(),
+    match source.downcast_ref::<Shared>() {
+        Some(inner) => inner.downcast_ref(),
         None => source.downcast_ref(),
-    };
-    io.map(io::Error::kind)
+    }
 }
 
 #[cfg(test)]

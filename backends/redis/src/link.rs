@@ -6,7 +6,7 @@ use std::ops::DerefMut;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_remote::{LAST_ATTEMPT, Stream, is_quiet, set_timeout, without_signals};
+use lockkeeper_remote::{LAST_ATTEMPT, SocketTimeout, Stream, is_quiet, without_signals};
 use redis::{ConnectionLike, Parser, RedisError, Value, cmd};
 
 /// A connection of the redis crate: in a box, or lent by a pool.
@@ -28,6 +28,8 @@ pub(crate) struct Supplied {
     /// Whether dropping the connection gives it back.
     is_lent: bool,
     response_timeout: Duration,
+    timeout: SocketTimeout,
+    until: Option<Instant>,
 }
 
 impl Link {
@@ -47,6 +49,8 @@ impl Link {
             connection: Some(connection),
             is_lent,
             response_timeout,
+            timeout: SocketTimeout::default(),
+            until: None,
         })
     }
 
@@ -58,10 +62,28 @@ impl Link {
         }
     }
 
-    pub(crate) fn set_timeout(&mut self, limit: Duration) -> Result<(), RedisError> {
+    /// Begins an exchange that ends after `limit`.
+    ///
+    /// The redis crate has a time-out for each read and each write, and none for a reply. So a reply on a connection of the
+    /// application's takes longer if the server sends it in parts, and it is as long as the server makes it.
+    pub(crate) fn begin(&mut self, limit: Duration) -> Result<(), RedisError> {
         match self {
-            Self::Own { stream, .. } => Ok(set_timeout(stream.socket(), limit)?),
-            Self::Supplied(supplied) => set_limits(supplied.connection()?, Some(limit)),
+            Self::Own { stream, .. } => {
+                stream.begin(limit);
+                Ok(())
+            }
+            Self::Supplied(supplied) => supplied.begin(limit),
+        }
+    }
+
+    /// Gives the message that is under way another `limit` from now on.
+    pub(crate) fn extend(&mut self, limit: Duration) -> Result<(), RedisError> {
+        match self {
+            Self::Own { stream, .. } => {
+                stream.extend(limit);
+                Ok(())
+            }
+            Self::Supplied(supplied) => supplied.begin(limit),
         }
     }
 
@@ -80,10 +102,7 @@ impl Link {
     pub(crate) fn receive(&mut self) -> Result<Value, RedisError> {
         match self {
             Self::Own { stream, parser } => parser.parse_value(stream),
-            Self::Supplied(supplied) => {
-                let connection = supplied.connection()?;
-                without_signals(|| connection.recv_response())
-            }
+            Self::Supplied(supplied) => supplied.receive(),
         }
     }
 
@@ -112,16 +131,37 @@ impl Supplied {
         self.connection.as_mut().ok_or_else(gone)
     }
 
+    fn begin(&mut self, limit: Duration) -> Result<(), RedisError> {
+        // A deadline that cannot be told is none.
+        self.until = Instant::now().checked_add(limit);
+        self.limit_to(limit)
+    }
+
+    fn limit_to(&mut self, limit: Duration) -> Result<(), RedisError> {
+        let gone = || Error::from(ErrorKind::NotConnected);
+        let connection = self.connection.as_ref().ok_or_else(gone)?;
+        let set = |limit| set_limits(connection, Some(limit));
+        self.timeout.set_by(limit, set)
+    }
+
+    fn receive(&mut self) -> Result<Value, RedisError> {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        match self.until.map(left) {
+            Some(Duration::ZERO) => return Err(Error::from(ErrorKind::TimedOut).into()),
+            Some(left) => self.limit_to(left)?,
+            None => {}
+        }
+        let connection = self.connection()?;
+        without_signals(|| connection.recv_response())
+    }
+
     /// Asks the server: there is no socket to look at. A request that is sent on a closed connection would have no answer.
     fn is_alive(&mut self, limit: Duration) -> bool {
-        // A socket takes no time-out of 0.
         let limit = limit.min(self.response_timeout);
-        let limit = limit.max(Duration::from_millis(1));
-        let Ok(connection) = self.connection() else {
-            return false;
-        };
-        set_limits(connection, Some(limit)).is_ok()
-            && without_signals(|| connection.check_connection())
+        self.limit_to(limit).is_ok()
+            && self
+                .connection()
+                .is_ok_and(|connection| without_signals(|| connection.check_connection()))
     }
 }
 

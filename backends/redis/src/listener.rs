@@ -246,15 +246,14 @@ impl Listener {
 
     /// Listens until the connection fails, the primary is found elsewhere, or nothing is to be heard.
     fn listen(&self, connection: &mut Connection, moves: u64) -> Option<()> {
-        connection.set_timeout(CHECK_EVERY).ok()?;
         let mut heard = Instant::now();
         let mut pinged: Option<Instant> = None;
         let has_moved = |connection: &Connection| {
             self.moves.load(Ordering::Acquire) != moves || !connection.is_current()
         };
         while self.is_used() && !has_moved(connection) {
-            match connection.receive() {
-                Ok(came) => {
+            match connection.next_message(CHECK_EVERY) {
+                Ok(Some(came)) => {
                     heard = Instant::now();
                     pinged = None;
                     match read(came, &self.ended_channel) {
@@ -263,7 +262,7 @@ impl Listener {
                         None => {}
                     }
                 }
-                Err(error) if error.is_timeout() => match pinged {
+                Ok(None) => match pinged {
                     Some(pinged) if pinged.elapsed() > REPLY_TIME => return None,
                     Some(_) => {}
                     // A connection that was cut without a notice stays silent.

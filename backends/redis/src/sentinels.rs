@@ -287,13 +287,11 @@ impl Sentinels {
             on_move();
         }
         let began = Instant::now();
-        let timeout = connection.set_timeout(CHECK_EVERY);
-        timeout.map_err(Failure::into_error)?;
         while !is_over() && began.elapsed() < ASK_EVERY {
-            match connection.receive() {
+            match connection.next_message(CHECK_EVERY) {
                 // Whatever the message says, the sentinel is asked.
-                Ok(_) => return Ok(()),
-                Err(error) if error.is_timeout() => {}
+                Ok(Some(_)) => return Ok(()),
+                Ok(None) => {}
                 Err(error) => return Err(connection.server().closed().with_source(error)),
             }
         }

@@ -158,6 +158,18 @@ impl Server {
         Error::new(ErrorKind::Unknown, text)
     }
 
+    /// The server has sent more than [`MAX_REPLY`](crate::MAX_REPLY) bytes in one exchange. `has_replied` says that an
+    /// earlier reply was as it should be, so what answers is such a server.
+    pub fn too_long(&self, has_replied: bool) -> Error {
+        if !has_replied {
+            return self.wrong_protocol("?");
+        }
+        let text = format!(
+            "{self} sent a reply without an end; the request may still be in flight, and what it granted ends with its ttl"
+        );
+        Error::new(ErrorKind::Unknown, text)
+    }
+
     /// The connection broke between a request and its reply.
     pub fn cut(&self) -> Error {
         let text = format!("the connection to {self} was cut before it answered");

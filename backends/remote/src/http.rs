@@ -7,16 +7,16 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_core::Error;
 
+use crate::exchange::{MAX_REPLY, is_too_long};
 use crate::failure::{Failure, Server, is_timeout, is_untrusted};
-use crate::socket::{Stream, is_quiet, set_timeout};
+use crate::socket::{Stream, is_quiet};
 
-/// The longest line of a head, and the largest body, that is read.
+/// The longest line of a head that is read.
 const MAX_LINE: u64 = 64 << 10;
-const MAX_BODY: usize = 64 << 20;
 
 /// The reply to a request.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub struct HttpReply {
 /// A connection to a server that speaks HTTP/1.1. After a failure it is not used again: a reply may still
 /// arrive on it.
 pub struct Http {
-    reader: BufReader<Timed>,
+    reader: BufReader<Stream>,
     /// The lines of the head that are the same in every request.
     common: String,
     server: Server,
@@ -54,12 +54,8 @@ impl Http {
     /// With TLS, all connections of a store share the flag `tls`, which is set by the first reply. Until then, a
     /// connection that ends in the handshake leads to a server without TLS. Later, the server stops or starts.
     pub fn new(stream: Stream, server: Server, host: &str, tls: Option<Arc<AtomicBool>>) -> Self {
-        let timed = Timed {
-            stream,
-            until: None,
-        };
         Self {
-            reader: BufReader::new(timed),
+            reader: BufReader::new(stream),
             common: format!("Host: {host}\r\nContent-Type: application/json\r\n"),
             server,
             tls,
@@ -75,7 +71,7 @@ impl Http {
 
     /// Returns the socket.
     pub fn socket(&self) -> &TcpStream {
-        self.reader.get_ref().stream.socket()
+        self.reader.get_ref().socket()
     }
 
     /// Returns whether the connection is open, stays so, and nothing waits to be read.
@@ -113,10 +109,7 @@ impl Http {
         let body = match length {
             Length::Bytes(count) => self.read_bytes(count),
             Length::Chunked if status != 200 => self.read_chunks(),
-            Length::Chunked => {
-                self.reader.get_mut().until = None;
-                return Ok(None);
-            }
+            Length::Chunked => return Ok(None),
         };
         let body = body.map_err(|error| self.unread(error))?;
         Ok(Some(HttpReply { status, body }))
@@ -128,6 +121,7 @@ impl Http {
     /// # Errors
     /// The connection has failed.
     pub fn next_chunk(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        self.reader.get_mut().begin_without_limit();
         let chunk = self.read_chunk();
         chunk.map_err(|error| self.unread(error))
     }
@@ -141,12 +135,9 @@ impl Http {
         )
         .into_bytes();
         request.extend_from_slice(body);
-        let timed = self.reader.get_mut();
-        timed.until = Some(Instant::now() + limit.max(Duration::from_millis(1)));
-        let sent = timed
-            .limit()
-            .and_then(|()| timed.stream.write_all(&request));
-        if let Err(error) = sent {
+        let stream = self.reader.get_mut();
+        stream.begin(limit);
+        if let Err(error) = stream.write_all(&request) {
             // A plain socket takes a short request completely or not at all.
             let is_unsent = self.tls.is_none() && !is_timeout(error.kind());
             return Err(match is_unsent {
@@ -176,7 +167,7 @@ impl Http {
             };
             if name.eq_ignore_ascii_case("content-length") {
                 let count = value.trim().parse().ok();
-                length = Length::Bytes(count.filter(|it| *it <= MAX_BODY).ok_or_else(bad)?);
+                length = Length::Bytes(count.filter(|it| *it <= MAX_REPLY).ok_or_else(bad)?);
             } else if name.eq_ignore_ascii_case("transfer-encoding") {
                 length = Length::Chunked;
             } else if name.eq_ignore_ascii_case("connection") {
@@ -195,9 +186,6 @@ impl Http {
         let mut body = Vec::new();
         while let Some(chunk) = self.read_chunk()? {
             body.extend(chunk);
-            if body.len() > MAX_BODY {
-                return Err(bad());
-            }
         }
         Ok(body)
     }
@@ -207,7 +195,7 @@ impl Http {
         let line = self.read_line()?;
         let size = line.split(';').next().unwrap_or_default();
         let size = usize::from_str_radix(size.trim(), 16).ok();
-        match size.filter(|size| *size <= MAX_BODY).ok_or_else(bad)? {
+        match size.filter(|size| *size <= MAX_REPLY).ok_or_else(bad)? {
             0 => {
                 while !self.read_line()?.is_empty() {}
                 Ok(None)
@@ -239,7 +227,7 @@ impl Http {
 
     fn unread(&self, error: io::Error) -> Failure {
         let is_cut = !is_timeout(error.kind()) && error.kind() != io::ErrorKind::InvalidData;
-        if is_cut && self.is_tls_known() && self.reader.get_ref().stream.is_handshaking() {
+        if is_cut && self.is_tls_known() && self.reader.get_ref().is_handshaking() {
             return Failure::Closed(self.server.closed().with_source(error));
         }
         Failure::Unanswered(self.describe(error))
@@ -257,6 +245,7 @@ impl Http {
         let is_first = tls && !self.has_replied;
         let described = match error.kind() {
             kind if is_timeout(kind) => self.server.silent(),
+            _ if is_too_long(&error) => self.server.too_long(self.has_replied),
             InvalidData if tls && is_untrusted(&error.to_string()) => {
                 return self.server.untrusted(&error.to_string());
             }
@@ -273,30 +262,4 @@ impl Http {
 
 fn bad() -> io::Error {
     io::ErrorKind::InvalidData.into()
-}
-
-/// A stream whose reads all end at one time.
-struct Timed {
-    stream: Stream,
-    until: Option<Instant>,
-}
-
-impl Timed {
-    /// Sets the time that is left on the socket.
-    fn limit(&self) -> io::Result<()> {
-        let Some(until) = self.until else {
-            return self.stream.socket().set_read_timeout(None);
-        };
-        match until.saturating_duration_since(Instant::now()) {
-            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
-            left => set_timeout(self.stream.socket(), left),
-        }
-    }
-}
-
-impl Read for Timed {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.limit()?;
-        self.stream.read(buffer)
-    }
 }

@@ -9,6 +9,7 @@
 mod backoff;
 mod connect;
 mod counts;
+mod exchange;
 mod failure;
 mod findings;
 mod grace;
@@ -17,7 +18,6 @@ mod http;
 pub mod keys;
 mod options;
 mod pool;
-mod repeating;
 #[cfg(feature = "sessions")]
 pub mod sessions;
 mod signals;
@@ -32,6 +32,7 @@ mod transport;
 pub use backoff::Backoff;
 pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 pub use counts::{Counts, OpenConnection};
+pub use exchange::{MAX_REPLY, is_too_long};
 pub use failure::{
     Failure, Server, is_timeout, is_untrusted, nothing_granted, senseless, unavailable,
 };
@@ -42,7 +43,7 @@ pub use http::{Http, HttpReply};
 pub use options::{Endpoint, RemoteOptions, given_once};
 pub use pool::{Connection, Found, Pool, PooledConn, WaitPermit};
 pub use signals::without_signals;
-pub use socket::{Dialer, SocketTimeout, Stream, is_quiet, set_timeout};
+pub use socket::{Dialer, SocketTimeout, Stream, is_quiet};
 pub use socket_watch::{SocketWatch, WatchedSocket};
 pub use supplier::Supplier;
 pub use transport::Transport;

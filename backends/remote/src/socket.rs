@@ -12,9 +12,9 @@ use lockkeeper_core::Error;
 use rustix::net::{RecvFlags, recv};
 
 use crate::connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
+use crate::exchange::{Exchange, Wire};
 use crate::failure::Server;
 use crate::options::{Endpoint, RemoteOptions, invalid};
-use crate::repeating::Repeating;
 use crate::signals::without_signals;
 use crate::supplier::Supplier;
 use crate::tls::{TlsClient, TlsSession};
@@ -53,13 +53,16 @@ impl Dialer {
         self
     }
 
-    /// Connects within `limit`. The TLS handshake takes place with the first request. A Unix socket
-    /// takes no time-out: connecting blocks while the server is stopped and its backlog is full.
+    /// Connects within `limit`. The TLS handshake takes place with the first request. Until the stream begins
+    /// [an exchange](Stream::begin), what is left of `limit` is the time for that, too.
+    ///
+    /// A Unix socket takes no time-out: connecting blocks while the server is stopped and its backlog is full.
     ///
     /// # Errors
     /// [`Server::not_connected`].
     pub fn dial(&self, server: &Server, limit: Duration) -> Result<Stream, Error> {
         let failed = |error| server.not_connected(error);
+        let exchange = Exchange::new(limit);
         let supplied = self.supplier.as_ref().map(|it| it.take(limit));
         let (socket, layer) = match supplied.transpose()? {
             Some(Transport { socket, layer }) => {
@@ -80,7 +83,11 @@ impl Dialer {
             }
         };
         let socket = Arc::new(socket);
-        Ok(Stream { socket, top })
+        Ok(Stream {
+            socket,
+            top,
+            exchange,
+        })
     }
 
     fn connect(&self, server: &Server, limit: Duration) -> Result<TcpStream, Error> {
@@ -118,9 +125,31 @@ fn prepare(socket: TcpStream) -> io::Result<TcpStream> {
 }
 
 /// A connection to a server. Dropping it closes it.
+///
+/// A backend calls [`begin`](Self::begin) before each request, then writes the request and reads the whole reply. All
+/// system calls in between share one deadline, also those that TLS makes. A call after the deadline fails as a time-out:
+/// see [`is_timeout`](crate::is_timeout). A server that sends more than [`MAX_REPLY`](crate::MAX_REPLY) bytes in one
+/// exchange has sent no reply to a request of lockkeeper's: see [`is_too_long`](crate::is_too_long). After both, the
+/// connection must be closed.
+///
+/// ```no_run
+/// # use std::io::{self, Read, Write};
+/// # use std::time::Duration;
+/// # fn ask(stream: &mut lockkeeper_remote::Stream) -> io::Result<[u8; 4]> {
+/// stream.begin(Duration::from_secs(2));
+/// stream.write_all(b"PING")?;
+/// let mut reply = [0; 4];
+/// stream.read_exact(&mut reply)?;
+/// # Ok(reply)
+/// # }
+/// ```
+///
+/// A connection on which the server sends messages by itself calls [`begin`](Self::begin) for each message, and
+/// [`extend`](Self::extend) to wait longer for it; or [`begin_without_limit`](Self::begin_without_limit).
 pub struct Stream {
     socket: Arc<TcpStream>,
     top: Top,
+    exchange: Exchange,
 }
 
 /// What encrypts over the socket.
@@ -132,9 +161,38 @@ enum Top {
 }
 
 impl Stream {
-    /// Returns the socket, for [`SocketTimeout`], [`is_quiet`] and [`SocketWatch`](crate::SocketWatch).
+    /// Returns the socket, for [`is_quiet`] and [`SocketWatch`](crate::SocketWatch).
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
+    }
+
+    /// Begins an exchange that ends after `limit`, or after [`MAX_REPLY`](crate::MAX_REPLY) bytes from the server.
+    pub fn begin(&mut self, limit: Duration) {
+        self.exchange.begin(Some(limit));
+    }
+
+    /// Begins an exchange in which the server's next message may come at any time.
+    pub fn begin_without_limit(&mut self) {
+        self.exchange.begin(None);
+    }
+
+    /// Gives the exchange another `limit` from now on, while the bytes that came are still counted: the rest of a message
+    /// may come late.
+    pub fn extend(&mut self, limit: Duration) {
+        self.exchange.extend(Some(limit));
+    }
+
+    /// Returns the stream below the encryption, for a protocol that agrees on TLS before it begins with it.
+    pub fn below_tls(&mut self) -> impl Read + Write {
+        self.split().0
+    }
+
+    fn split(&mut self) -> (Wire<'_>, &mut Top) {
+        let wire = Wire {
+            socket: &self.socket,
+            exchange: &mut self.exchange,
+        };
+        (wire, &mut self.top)
     }
 
     /// Returns whether a TLS handshake is not over. Nothing else was sent before that.
@@ -144,26 +202,27 @@ impl Stream {
 }
 
 /// Sets the longest time that one read or one write may take.
-///
-/// # Errors
-/// Those of the socket.
-pub fn set_timeout(socket: &TcpStream, limit: Duration) -> io::Result<()> {
-    socket.set_read_timeout(Some(limit))?;
-    socket.set_write_timeout(Some(limit))
+pub(crate) fn set_timeout(socket: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
+    socket.set_read_timeout(limit)?;
+    socket.set_write_timeout(limit)
 }
+
+/// A socket's time-out may be longer than the time that is left by so much.
+const SLACK: Duration = Duration::from_millis(10);
 
 /// The longest time that one read or one write on a socket may take, as it was set last.
 #[derive(Debug, Default)]
 pub struct SocketTimeout(Option<Duration>);
 
 impl SocketTimeout {
-    /// Sets the time on the socket, rounded up to whole milliseconds, from 1 on. The rounding spares most requests
-    /// the two system calls: what is left of one response time-out then is the same for all of them.
+    /// Sets the time on the socket, rounded up to whole milliseconds, from 1 on. A time that was set before stays if it is
+    /// longer by 10 ms at most. That spares most requests the two system calls: they have the same response time-out, and
+    /// their replies come soon.
     ///
     /// # Errors
     /// Those of the socket.
     pub fn set(&mut self, socket: &TcpStream, limit: Duration) -> io::Result<()> {
-        self.set_by(limit, |limit| set_timeout(socket, limit))
+        self.set_by(limit, |limit| set_timeout(socket, Some(limit)))
     }
 
     /// Sets the time as [`set`](Self::set) does, by a function.
@@ -177,7 +236,8 @@ impl SocketTimeout {
     ) -> Result<(), E> {
         let millis = limit.as_nanos().div_ceil(1_000_000).max(1);
         let limit = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
-        if self.0 != Some(limit) {
+        let suits = |before: Duration| before >= limit && before - limit <= SLACK;
+        if !self.0.is_some_and(suits) {
             set(limit)?;
             self.0 = Some(limit);
         }
@@ -204,31 +264,33 @@ pub fn is_quiet(socket: &TcpStream) -> bool {
 
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut socket = Repeating(&self.socket);
-        match &mut self.top {
-            Top::Plain => socket.read(buffer),
-            Top::Tls(tls) => tls.over(&mut socket).read(buffer),
-            Top::Layer(layer) => socket.repeat(|_| without_signals(|| layer.read(buffer))),
+        let (mut wire, top) = self.split();
+        match top {
+            Top::Plain => wire.read(buffer),
+            Top::Tls(tls) => tls.over(&mut wire).read(buffer),
+            Top::Layer(layer) => {
+                wire.read_by(buffer, |_, buffer| without_signals(|| layer.read(buffer)))
+            }
         }
     }
 }
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut socket = Repeating(&self.socket);
-        match &mut self.top {
-            Top::Plain => socket.write(bytes),
-            Top::Tls(tls) => tls.over(&mut socket).write(bytes),
-            Top::Layer(layer) => socket.repeat(|_| without_signals(|| layer.write(bytes))),
+        let (mut wire, top) = self.split();
+        match top {
+            Top::Plain => wire.write(bytes),
+            Top::Tls(tls) => tls.over(&mut wire).write(bytes),
+            Top::Layer(layer) => wire.call(|_| without_signals(|| layer.write(bytes))),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let mut socket = Repeating(&self.socket);
-        match &mut self.top {
-            Top::Plain => socket.flush(),
-            Top::Tls(tls) => tls.over(&mut socket).flush(),
-            Top::Layer(layer) => socket.repeat(|_| without_signals(|| layer.flush())),
+        let (mut wire, top) = self.split();
+        match top {
+            Top::Plain => wire.flush(),
+            Top::Tls(tls) => tls.over(&mut wire).flush(),
+            Top::Layer(layer) => wire.call(|_| without_signals(|| layer.flush())),
         }
     }
 }
@@ -240,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeout_is_rounded_up_to_milliseconds_and_set_only_when_it_changes() {
+    fn timeout_is_rounded_up_to_milliseconds_and_set_only_when_it_changes_noticeably() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut timeout = SocketTimeout::default();
@@ -262,10 +324,8 @@ mod tests {
         assert!(is_about(second) && ends().0 == ends().1, "{:?}", ends());
 
         // As a neighbour of the type would, to see whether it is set again.
-        set_timeout(&socket, 5 * second).unwrap();
-        timeout
-            .set(&socket, second - Duration::from_nanos(1))
-            .unwrap();
+        set_timeout(&socket, Some(5 * second)).unwrap();
+        timeout.set(&socket, second - SLACK).unwrap();
         assert!(is_about(5 * second), "{:?}", ends());
 
         timeout

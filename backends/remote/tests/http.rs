@@ -110,3 +110,46 @@ fn missing_reply_is_unknown_and_another_protocol_is_named() {
     let endless = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n";
     assert_eq!(fails(endless, drop, LIMIT), ErrorKind::Incompatible);
 }
+
+#[test]
+fn reply_in_drops_ends_by_the_deadline() {
+    for head in [
+        &b"HTTP/1.1 200 OK\r\nX: "[..],
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n186a0\r\n",
+    ] {
+        let mut http = connect(head, |mut stream| {
+            while stream.write_all(b"x").is_ok() {
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let failure = http.post("/", b"{}", Duration::from_millis(200));
+        let Failure::Unanswered(error) = failure.unwrap_err() else {
+            panic!("it may be carried out")
+        };
+        assert!(
+            error.message().contains("did not answer in time"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn reply_without_end_is_not_read_on() {
+    for (head, part) in [
+        (&b"HTTP/1.1 200 OK\r\n"[..], &b"X: y\r\n"[..]),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"4\r\n[],\n\r\n",
+        ),
+    ] {
+        let mut http = connect(head, |mut stream| {
+            let parts = part.repeat(10_000);
+            while stream.write_all(&parts).is_ok() {}
+        });
+        let failure = http.post("/", b"{}", LIMIT).unwrap_err();
+        let error = failure.into_error();
+        assert_eq!(error.kind(), ErrorKind::Unknown);
+        assert!(error.message().contains("without an end"), "{error}");
+    }
+}

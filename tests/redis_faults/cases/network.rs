@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, Released};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, until};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
 use super::store::{
@@ -30,6 +30,10 @@ pub(super) const CASES: &[Case] = &[
     (
         "dead_waiter_beside_pattern_subscriber",
         dead_waiter_beside_pattern_subscriber,
+    ),
+    (
+        "reply_in_drops_ends_by_its_deadline",
+        reply_in_drops_ends_by_its_deadline,
     ),
 ];
 
@@ -190,4 +194,24 @@ fn dead_waiter_beside_pattern_subscriber(kind: RedisKind) {
     );
     drop((holder, monitor));
     server.assert_clean();
+}
+
+/// Each byte comes within the response timeout, and the reply does not.
+fn reply_in_drops_ends_by_its_deadline(kind: RedisKind) {
+    let server = RedisServer::start(kind, &RedisOptions::new().tls()).unwrap();
+    let authority = &server.certificates().unwrap().authority;
+    let ca = format!("&ca_file={}", authority.display());
+    for (scheme, addr, more) in [
+        ("redis", server.addr(), ""),
+        ("rediss", server.tls_addr().unwrap(), &*ca),
+    ] {
+        let proxy = Proxy::new(addr).unwrap();
+        let url = format!("{scheme}://{}/", proxy.addr());
+        let keeper = open(&url, &format!("response_timeout=1s{more}"));
+        keeper.lock(scheme).unwrap().release().unwrap();
+        proxy.set(Fault::DripReplies(Duration::from_millis(250)));
+        let error = keeper.try_lock(scheme).unwrap_err();
+        assert!(error.is_retryable(), "{error:?}");
+        proxy.set(Fault::Pass);
+    }
 }

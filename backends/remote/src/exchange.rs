@@ -1,0 +1,249 @@
+//! The calls on a socket in one exchange with a server: a request and its replies, or opening.
+//!
+//! A socket's own time-out is for one call. A server that sends a byte now and then would get another one with each of
+//! them. So the time-out of each call is what is left of one deadline, also between the calls that TLS makes.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use crate::socket::{SocketTimeout, set_timeout};
+
+/// The most bytes that a server may send in one exchange. The replies of lockkeeper's requests are far shorter.
+pub const MAX_REPLY: usize = 16 << 20;
+
+/// What is left of an exchange.
+pub(crate) struct Exchange {
+    /// `None` without an end.
+    until: Option<Instant>,
+    /// The number of bytes that may still be read.
+    readable: usize,
+    timeout: SocketTimeout,
+}
+
+impl Exchange {
+    /// Returns an exchange that lasts `limit`, on a socket whose time-out is unknown.
+    pub(crate) fn new(limit: Duration) -> Self {
+        let mut exchange = Self {
+            until: None,
+            readable: MAX_REPLY,
+            timeout: SocketTimeout::default(),
+        };
+        exchange.extend(Some(limit));
+        exchange
+    }
+
+    /// Begins another exchange.
+    pub(crate) fn begin(&mut self, limit: Option<Duration>) {
+        self.readable = MAX_REPLY;
+        self.extend(limit);
+    }
+
+    /// Gives the exchange another deadline. A deadline that cannot be told is none.
+    pub(crate) fn extend(&mut self, limit: Option<Duration>) {
+        let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
+        self.until = limit.and_then(|limit| Instant::now().checked_add(limit));
+    }
+
+    /// Sets the time that is left on the socket.
+    fn limit(&mut self, socket: &TcpStream) -> io::Result<()> {
+        let Some(until) = self.until else {
+            let unlimited = |_| set_timeout(socket, None);
+            return self.timeout.set_by(Duration::MAX, unlimited);
+        };
+        match until.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+            left => self.timeout.set(socket, left),
+        }
+    }
+}
+
+/// A socket in an exchange.
+pub(crate) struct Wire<'a> {
+    pub(crate) socket: &'a TcpStream,
+    pub(crate) exchange: &'a mut Exchange,
+}
+
+impl Wire<'_> {
+    /// Makes a call that reads into a buffer, which is shortened to what may still be read.
+    pub(crate) fn read_by(
+        &mut self,
+        buffer: &mut [u8],
+        mut read: impl FnMut(&TcpStream, &mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let most = buffer.len().min(self.exchange.readable);
+        if most == 0 && !buffer.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, TooLong));
+        }
+        let buffer = buffer.get_mut(..most).unwrap_or_default();
+        let count = self.call(|socket| read(socket, buffer))?;
+        self.exchange.readable -= count.min(most);
+        Ok(count)
+    }
+
+    /// Makes a call on the socket, with the time that is left. A call that a signal has interrupted is repeated: the kernel
+    /// begins no call with a time-out again, whatever the application asks for with its handler. See signal(7).
+    pub(crate) fn call<T>(
+        &mut self,
+        mut call: impl FnMut(&TcpStream) -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            self.exchange.limit(self.socket)?;
+            match call(self.socket) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+}
+
+impl Read for Wire<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read_by(buffer, |mut socket, buffer| socket.read(buffer))
+    }
+}
+
+impl Write for Wire<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.call(|mut socket| socket.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The cause of the error for more bytes than [`MAX_REPLY`].
+#[derive(Debug)]
+struct TooLong;
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the reply has more than {} MiB", MAX_REPLY >> 20)
+    }
+}
+
+impl std::error::Error for TooLong {}
+
+/// Returns whether a read failed since the server has sent more than [`MAX_REPLY`] bytes in one exchange.
+pub fn is_too_long(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|cause| cause.is::<TooLong>())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(100);
+    const MOMENT: Duration = Duration::from_millis(20);
+
+    fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (socket, listener.accept().unwrap().0)
+    }
+
+    fn on<'a>(socket: &'a TcpStream, exchange: &'a mut Exchange) -> Wire<'a> {
+        Wire { socket, exchange }
+    }
+
+    #[test]
+    fn timeout_is_set_only_when_it_changes() {
+        let (socket, _peer) = connected();
+        let mut exchange = Exchange::new(LIMIT);
+        let timeout_of_call = |exchange: &mut Exchange| {
+            let limits = |socket: &TcpStream| {
+                assert_eq!(socket.read_timeout()?, socket.write_timeout()?);
+                socket.read_timeout()
+            };
+            on(&socket, exchange).call(limits).unwrap()
+        };
+        // The kernel may round up to its own ticks, of 10 ms at most.
+        let is_about = |found: Option<Duration>, limit: Duration| {
+            found.is_some_and(|it| it > limit.saturating_sub(MOMENT) && it <= limit + MOMENT)
+        };
+        assert!(is_about(timeout_of_call(&mut exchange), LIMIT));
+
+        // To see whether it is set again.
+        let other = Some(LIMIT / 2);
+        set_timeout(&socket, other).unwrap();
+        exchange.begin(Some(LIMIT));
+        assert_eq!(timeout_of_call(&mut exchange), other);
+        exchange.begin(Some(LIMIT / 5));
+        assert!(is_about(timeout_of_call(&mut exchange), LIMIT / 5));
+        exchange.begin(None);
+        assert_eq!(timeout_of_call(&mut exchange), None);
+        // The kernel takes zero for no limit.
+        exchange.begin(Some(Duration::from_nanos(1)));
+        let shortest = timeout_of_call(&mut exchange);
+        assert!(is_about(shortest, Duration::ZERO), "{shortest:?}");
+    }
+
+    #[test]
+    fn further_call_gets_the_time_that_is_left() {
+        let (socket, _peer) = connected();
+        let mut exchange = Exchange::new(LIMIT);
+        let mut timeouts = Vec::new();
+        let answer = on(&socket, &mut exchange).call(|socket| {
+            timeouts.push(socket.read_timeout()?.unwrap());
+            // Longer than what the socket's time-out may be too long.
+            thread::sleep(MOMENT);
+            match timeouts.len() {
+                ..3 => Err(io::ErrorKind::Interrupted.into()),
+                _ => Ok(7),
+            }
+        });
+        assert_eq!(answer.unwrap(), 7);
+        assert!(timeouts.is_sorted_by(|a, b| a > b), "{timeouts:?}");
+    }
+
+    #[test]
+    fn calls_without_end_are_a_timeout() {
+        let (socket, peer) = connected();
+        let mut exchange = Exchange::new(MOMENT);
+        let interrupted = |_: &TcpStream| Err::<(), _>(io::ErrorKind::Interrupted.into());
+        let error = on(&socket, &mut exchange).call(interrupted).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+
+        exchange.begin(Some(Duration::from_millis(100)));
+        let ends = thread::spawn(move || {
+            let mut socket = &peer;
+            while socket.write_all(b"x").is_ok() {
+                thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let mut wire = on(&socket, &mut exchange);
+        let error = loop {
+            if let Err(error) = wire.read(&mut [0]) {
+                break error;
+            }
+        };
+        assert!(crate::is_timeout(error.kind()), "{error}");
+        drop(socket);
+        ends.join().unwrap();
+    }
+
+    #[test]
+    fn bytes_of_one_exchange_are_bounded() {
+        let (socket, peer) = connected();
+        let sends = thread::spawn(move || {
+            let mut socket = &peer;
+            while socket.write_all(&[0; 1 << 16]).is_ok() {}
+        });
+        let mut exchange = Exchange::new(LIMIT);
+        for _ in 0..2 {
+            exchange.begin(Some(LIMIT));
+            let mut wire = on(&socket, &mut exchange);
+            let mut read = Vec::new();
+            let error = wire.read_to_end(&mut read).unwrap_err();
+            assert!(is_too_long(&error), "{error}");
+            assert_eq!(read.len(), MAX_REPLY);
+        }
+        drop(socket);
+        sends.join().unwrap();
+    }
+}
