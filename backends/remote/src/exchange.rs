@@ -128,7 +128,7 @@ impl std::error::Error for TooLong {}
 
 /// Returns whether a read failed since the server has sent more than [`MAX_REPLY`] bytes in one exchange.
 pub fn is_too_long(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|cause| cause.is::<TooLong>())
+    matches!(error.get_ref(), Some(cause) if cause.is::<TooLong>())
 }
 
 #[cfg(test)]
