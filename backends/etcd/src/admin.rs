@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::entry::Entry;
 use crate::examine::examine;
-use crate::keys::{CommonKeys, KeyRange, NameKeys, decode, namespace_prefix};
+use crate::keys::{CommonKeys, KeyRange, NameKeys, decode, name_prefix};
 use crate::store::{Store, base_in};
 use crate::wire::{KeyValue, Txn, TxnReply, exists_since, key_values, number, put, read_at};
 
@@ -28,7 +28,7 @@ impl Admin for Store {
             Some(name) => [false, true]
                 .map(|of_permits| NameKeys::new(&self.namespace, name, of_permits).all())
                 .to_vec(),
-            None => vec![KeyRange::under(namespace_prefix(&self.namespace))],
+            None => vec![self.keys.namespace()],
         };
         let held = self.held_in(&ranges, deadline)?.into_iter();
         Ok(held.map(|(_, held)| held).collect())
@@ -92,14 +92,16 @@ impl Store {
                     let shown = self.shown(&namespace, name, &entry, &found, &mut known, until)?;
                     held.push((namespace, found.key, shown));
                 } else {
-                    *waiting.entry(queue_of(&found.key)).or_default() += 1;
+                    *waiting
+                        .entry(name_prefix(&found.key).to_owned())
+                        .or_default() += 1;
                 }
             }
         }
         let mut held: Vec<_> = held
             .into_iter()
             .map(|(namespace, key, mut held)| {
-                held.waiting = Some(waiting.get(&queue_of(&key)).copied().unwrap_or(0));
+                held.waiting = Some(waiting.get(name_prefix(&key)).copied().unwrap_or(0));
                 (namespace, held)
             })
             .collect();
@@ -168,10 +170,4 @@ impl Store {
         let reply = self.ask("/v3/kv/range", &read_at(&key, revision), until);
         Ok(base_in(&key_values(&reply.unwrap_or_default())))
     }
-}
-
-/// Returns the part of a key that the requests of one queue share.
-fn queue_of(key: &str) -> String {
-    let parts: Vec<_> = key.split('/').take(4).collect();
-    parts.join("/")
 }

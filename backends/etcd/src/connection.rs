@@ -22,6 +22,9 @@ const ASIDE: usize = usize::MAX;
 /// The longest time to connect to such a member. Its reply may take longer: a login costs the server some 50 ms of CPU.
 const ASIDE_CONNECT_TIME: Duration = Duration::from_millis(500);
 
+/// The largest message of a watch that is read: some 10,000 events.
+const LONGEST_MESSAGE: usize = 4 << 20;
+
 /// A member of the cluster.
 struct Member {
     dialer: Dialer,
@@ -236,6 +239,7 @@ impl Connector {
             token: None,
             tokens: Arc::clone(&self.token),
             unread: Vec::new(),
+            searched: 0,
         };
         if let Some(login) = &self.login {
             // A member of another cluster may answer only when its own log is as long as the one of the token's cluster.
@@ -283,8 +287,10 @@ pub(crate) struct Connection {
     preferred: Arc<AtomicUsize>,
     token: Option<String>,
     tokens: Arc<Mutex<Option<String>>>,
-    /// What came of the next message of a watch.
+    /// What came of the next messages of a watch.
     unread: Vec<u8>,
+    /// So much of it has no end of a message.
+    searched: usize,
 }
 
 impl lockkeeper_remote::Connection for Connection {
@@ -357,17 +363,25 @@ impl Connection {
         }
     }
 
-    /// Waits for the next message of a watch. `None` is its end.
-    pub(crate) fn next_message(&mut self) -> Result<Option<Value>, Failure> {
+    /// Waits for the next message of a watch, within `limit` if there is one. `None` is the end.
+    pub(crate) fn next_message(
+        &mut self,
+        limit: Option<Duration>,
+    ) -> Result<Option<Value>, Failure> {
         loop {
             // A message is a line, and a long one comes in several chunks.
-            if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
+            let read = self.unread.get(self.searched..).unwrap_or_default();
+            if let Some(end) = read.iter().position(|byte| *byte == b'\n') {
+                let end = self.searched + end;
+                self.searched = 0;
                 let line: Vec<u8> = self.unread.drain(..=end).collect();
                 let message = serde_json::from_slice(&line);
                 return message.map_err(|_| Failure::Refused(senseless()));
             }
-            match self.http.next_chunk()? {
-                Some(chunk) => self.unread.extend(chunk),
+            self.searched = self.unread.len();
+            match self.http.next_chunk(limit)? {
+                Some(chunk) if self.searched < LONGEST_MESSAGE => self.unread.extend(chunk),
+                Some(_) => return Err(Failure::Refused(senseless())),
                 None => return Ok(None),
             }
         }

@@ -58,9 +58,16 @@ pub(crate) fn namespace_prefix(namespace: &str) -> String {
     format!("{ROOT}{}/", utf8_percent_encode(namespace, PART))
 }
 
+/// Returns the part of a request's key that all requests of its queue share, with the `/` at its end.
+pub(crate) fn name_prefix(key: &str) -> &str {
+    let end = key.match_indices('/').nth(3);
+    end.and_then(|(at, _)| key.get(..=at)).unwrap_or(key)
+}
+
 /// The keys that a namespace has once.
 #[derive(Clone, Debug)]
 pub(crate) struct CommonKeys {
+    prefix: String,
     /// Has the number that epochs add to the revision.
     pub(crate) base: String,
     /// Is written when an operator takes a lock away.
@@ -73,7 +80,13 @@ impl CommonKeys {
         Self {
             base: format!("{prefix}base"),
             ended: format!("{prefix}ended"),
+            prefix,
         }
+    }
+
+    /// Returns all keys of the namespace.
+    pub(crate) fn namespace(&self) -> KeyRange {
+        KeyRange::under(self.prefix.as_str())
     }
 
     /// Returns the keys from the first of these to the last, with none of a name between them.

@@ -1,9 +1,9 @@
-//! The connection and the thread of a provider that watch: keys whose deletion waiters wait for, and what may end
-//! leases.
+//! The connection and the thread of a provider that watch: what may end leases, and while requests wait, the deletions of
+//! keys in the namespace.
 //!
-//! A watch cannot be added to a stream that runs, so a waiter for another name has the thread open another one. The watch of
-//! a name begins at the revision after the waiter's last look, so nothing is missed in between. Without a notification, a
-//! waiter looks later. What may end leases is read before each stream, and watched from then on.
+//! A watch cannot be added to a stream that runs, so the first waiter has the thread open another one. What may end leases
+//! is read when the watches are there, so nothing is missed in between; and requests that looked for their turn earlier
+//! look again. Without a notification, a waiter looks later.
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering;
@@ -18,16 +18,16 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::attempt::Queued;
-use crate::connection::{Connection, Connector};
+use crate::connection::Connector;
 use crate::keys::{CommonKeys, KeyRange};
 use crate::store::Store;
-use crate::waiters::{Names, Signal};
-use crate::wire::{decoded, key_values, number, range, revision, watch_deletions, watch_writes};
+use crate::waiters::{Signal, Waiters};
+use crate::wire::{decoded, number, revision, watch, watch_deletions};
 
 /// A provider listens this long after its first grant, so that a program that only locks for a moment
 /// opens no second connection.
 const AFTER_FIRST_GRANT: Duration = Duration::from_millis(50);
-/// The longest time for the beginning of a reply.
+/// The longest time until the watches of a stream are confirmed, and for a read.
 const REPLY_TIME: Duration = Duration::from_secs(2);
 /// The first pause before it connects again, and the longest.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -48,22 +48,13 @@ struct State {
     thread: Option<Thread>,
     /// Ends the stream when it is shut down.
     socket: Option<TcpStream>,
-    names: Names,
-    /// A name is to be watched that is not since the stream was asked for, or the other way round.
-    has_changed: bool,
-}
-
-/// A stream of watches.
-struct Stream {
-    connection: Connection,
-    /// The first keys of the names, by the numbers of their watches.
-    names: Vec<Option<String>>,
-    /// What ended leases so far.
-    endings: Endings,
+    /// Whether the stream also watches the deletions that waiters wait for.
+    is_for_waiters: bool,
+    waiters: Waiters,
 }
 
 /// What shows that leases ended before their time.
-#[derive(PartialEq, Eq)]
+#[derive(Default, PartialEq, Eq)]
 struct Endings {
     /// When `unlock` took a lock away; 0 if it never did.
     unlocked: i64,
@@ -102,13 +93,12 @@ impl Listener {
             unparker: parker.unparker().clone(),
         };
         let mut state = self.state.lock();
-        let (id, is_new) = state.names.enter(&keys, queued, signal.clone());
-        if is_new {
-            state.has_changed = true;
-            if let Some(socket) = &state.socket {
-                // It fails where the server has closed it already.
-                let _ = socket.shutdown(Shutdown::Both);
-            }
+        let id = state.waiters.enter(&keys, queued, signal.clone());
+        if let Some(socket) = &state.socket
+            && !state.is_for_waiters
+        {
+            // It fails where the server has closed it already.
+            let _ = socket.shutdown(Shutdown::Both);
         }
         match &state.thread {
             // It may pause before it connects again.
@@ -155,7 +145,7 @@ impl Listener {
         // Locked, so that a waiter that comes now is either seen or starts the thread.
         let mut state = self.state.lock();
         let is_used = self.store.strong_count() > 0
-            && !(self.verifiers.is_empty() && state.names.is_unused());
+            && !(self.verifiers.is_empty() && state.waiters.is_unused());
         if !is_used {
             state.thread = None;
         }
@@ -167,14 +157,19 @@ impl Listener {
         let mut known = None;
         while !self.rests() {
             let began = Instant::now();
-            let stream = self.connect(known.as_ref());
-            known = stream.map(|stream| self.listen(stream));
+            // Whatever ends a stream: another one follows.
+            let _ = self.listen(&mut known);
             let mut state = self.state.lock();
-            state.socket = None;
-            if state.has_changed {
+            let is_replaced = state.socket.take().is_some()
+                && match state.is_for_waiters {
+                    true => state.waiters.is_idle(),
+                    false => !state.waiters.is_unused(),
+                };
+            state.waiters.end();
+            drop(state);
+            if is_replaced {
                 continue;
             }
-            drop(state);
             // The member may have gone, or the cluster have been replaced.
             known = None;
             self.verifiers.verify_all();
@@ -185,111 +180,94 @@ impl Listener {
         }
     }
 
-    /// Opens a stream with a watch for what ends leases, and one for each name. Verifies the leases unless all endings
-    /// are `known`.
+    /// Opens a stream, and listens until it ends or is of no use.
     ///
-    /// etcd reports past events 100 ms late, and another stream may have replaced this one by then. So the endings are
-    /// read first, and no waiter interrupts that read.
-    fn connect(&self, known: Option<&Endings>) -> Option<Stream> {
-        let mut state = self.state.lock();
-        // Also if no connection is opened: a failure is to be followed by a pause.
-        state.has_changed = false;
-        let newest = state.names.newest();
-        drop(state);
+    /// Go's HTTP server discards what it has not read of a request when it begins its reply. So a stream has two watches
+    /// at the most, and each must be confirmed. The watch for waiters is the last: before its confirmation, the server
+    /// tells of no deletion.
+    fn listen(&self, known: &mut Option<Endings>) -> Option<()> {
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
-        let (endings, now) = self.read(&mut connection)?;
-        if known != Some(&endings) {
-            self.verifiers.verify_all();
-        }
         // Without it, neither a waiter nor a provider that is dropped could end the stream.
         let socket = connection.socket().try_clone().ok()?;
         let mut state = self.state.lock();
-        state.socket = Some(socket);
-        state.has_changed = false;
         if self.store.strong_count() == 0 {
             // It was closed before there was a socket to shut down.
             return None;
         }
-        if now < newest {
-            // Revisions begin again in a cluster that was made anew or restored.
-            state.names.clear();
-        }
-        let base = KeyRange::one(self.keys.base.as_str());
-        let mut requests = vec![
-            watch_writes(&self.keys.ended, now + 1),
-            watch_deletions(&base, now + 1),
-        ];
-        let mut names = vec![None, None];
-        for (keys, from) in state.names.in_use() {
-            requests.push(watch_deletions(keys, from));
-            names.push(Some(keys.first.clone()));
-        }
+        state.socket = Some(socket);
+        state.is_for_waiters = !state.waiters.is_unused();
+        let is_for_waiters = state.is_for_waiters;
         drop(state);
-        let requests: String = requests.iter().map(Value::to_string).collect();
+        let mut requests = watch(&self.keys.all());
+        let mut unconfirmed = 1;
+        if is_for_waiters {
+            requests += &watch_deletions(&self.keys.namespace());
+            unconfirmed += 1;
+        }
         connection.watch(&requests, REPLY_TIME).ok()?;
-        Some(Stream {
-            connection,
-            names,
-            endings,
-        })
-    }
-
-    /// Reads the endings, with the revision of the store.
-    fn read(&self, connection: &mut Connection) -> Option<(Endings, i64)> {
-        let keys = self.keys.all();
-        let reply = connection.call("/v3/kv/range", &range(&keys), REPLY_TIME);
-        let reply = reply.ok()?;
-        let found = key_values(&reply);
-        let found = |key: &str| found.iter().find(|it| it.key == key);
-        let endings = Endings {
-            unlocked: found(&self.keys.ended).map_or(0, |it| it.modified),
-            base: found(&self.keys.base).map_or(0, |it| it.created),
-        };
-        Some((endings, revision(&reply)))
-    }
-
-    /// Listens until the stream ends, or has a watch that is of no use. Returns the endings so far.
-    fn listen(&self, stream: Stream) -> Endings {
-        let Stream {
-            mut connection,
-            names,
-            mut endings,
-        } = stream;
-        while let Ok(Some(message)) = connection.next_message() {
-            let Some(result) = message.get("result") else {
-                break;
-            };
-            let mut state = self.state.lock();
-            let watch = result.get("watch_id").map_or(0, number);
-            let watch = usize::try_from(watch).ok().and_then(|at| names.get(at));
-            let is_cancelled = result.get("canceled").is_some();
+        loop {
+            let limit = (unconfirmed > 0).then_some(REPLY_TIME);
+            let message = connection.next_message(limit).ok()??;
+            let result = message.get("result")?;
+            if result.get("canceled").is_some() {
+                return None;
+            }
+            if result.get("created").is_some() {
+                unconfirmed -= 1;
+                if unconfirmed == 0 {
+                    if is_for_waiters {
+                        let from = revision(result);
+                        self.state.lock().waiters.begin(from);
+                    }
+                    self.compare(known)?;
+                }
+                continue;
+            }
             let events = result.get("events").and_then(Value::as_array);
-            let events = events.map_or(&[][..], Vec::as_slice);
-            match watch {
-                // Its first revision may be compacted.
-                Some(Some(name)) if is_cancelled => state.names.cancelled(name),
-                Some(Some(name)) => {
-                    let deletions: Vec<_> = events.iter().filter_map(changed).collect();
-                    if !state.names.deleted(name, &deletions) {
-                        state.has_changed = true;
-                        break;
-                    }
-                }
-                _ if is_cancelled => break,
-                _ if !events.is_empty() => {
-                    drop(state);
-                    for (key, at) in events.iter().filter_map(changed) {
-                        match key == self.keys.ended {
-                            true => endings.unlocked = at,
-                            false => endings.base = 0,
-                        }
-                    }
-                    self.verifiers.verify_all();
-                }
-                _ => {}
+            self.tell(events.map_or(&[], Vec::as_slice), known);
+            if is_for_waiters && self.state.lock().waiters.is_idle() {
+                return Some(());
             }
         }
-        endings
+    }
+
+    /// Reads what ended leases so far, and verifies them unless that is `known`.
+    fn compare(&self, known: &mut Option<Endings>) -> Option<()> {
+        let store = self.store.upgrade()?;
+        let until = store.clock.now() + REPLY_TIME;
+        let (found, _) = store.read(&self.keys.all(), until).ok()?;
+        let found = |key: &str| found.iter().find(|it| it.key == key);
+        let endings = Some(Endings {
+            unlocked: found(&self.keys.ended).map_or(0, |it| it.modified),
+            base: found(&self.keys.base).map_or(0, |it| it.created),
+        });
+        if *known != endings {
+            self.verifiers.verify_all();
+            *known = endings;
+        }
+        Some(())
+    }
+
+    /// Tells waiters of the deletions that they wait for, and keepers of what ends leases.
+    fn tell(&self, events: &[Value], known: &mut Option<Endings>) {
+        let endings = known.get_or_insert_default();
+        for event in events {
+            let is_deletion = event.get("type").and_then(Value::as_str) == Some("DELETE");
+            let Some((key, at)) = changed(event) else {
+                continue;
+            };
+            if key == self.keys.ended && !is_deletion {
+                endings.unlocked = at;
+            } else if key == self.keys.base && is_deletion {
+                endings.base = 0;
+            } else {
+                if is_deletion {
+                    self.state.lock().waiters.deleted(key, at);
+                }
+                continue;
+            }
+            self.verifiers.verify_all();
+        }
     }
 }
 
@@ -325,6 +303,10 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        self.listener.state.lock().names.leave(&self.keys, self.id);
+        self.listener
+            .state
+            .lock()
+            .waiters
+            .leave(&self.keys, self.id);
     }
 }

@@ -1,9 +1,7 @@
-//! The requests of this process that wait, and the names that are watched for them. A request waits until keys of its
+//! The requests of this process that wait, and what the stream of the listener tells them: each waits until keys of its
 //! name are deleted.
-//!
-//! A name is watched as a whole, and for a moment after a wait: the next request that waits for it needs no other stream.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,13 +9,13 @@ use std::time::{Duration, Instant};
 use crossbeam_utils::sync::Unparker;
 
 use crate::attempt::Queued;
-use crate::keys::KeyRange;
+use crate::keys::{KeyRange, name_prefix};
 use crate::queue::Ahead;
 
-/// A name for which no request waits is of no use this long after the last one.
+/// The stream goes on to tell of deletions this long after the last wait: the next one needs no other stream.
 const LINGER: Duration = Duration::from_secs(1);
-/// With more names than this, another stream watches only those for which requests wait.
-const MANY: usize = 64;
+/// How many deletions are remembered, for a request that looked before it was entered here.
+const RECENT: usize = 256;
 
 /// Wakes the thread of a request.
 #[derive(Clone)]
@@ -33,20 +31,17 @@ impl Signal {
     }
 }
 
-/// The names that are watched, by the first of their keys.
+/// The requests that wait.
 #[derive(Default)]
-pub(crate) struct Names {
-    names: BTreeMap<String, Name>,
+pub(crate) struct Waiters {
+    /// By the prefix of their name's keys, and a number.
+    waiting: BTreeMap<(String, u64), Waiting>,
     last_id: u64,
-}
-
-struct Name {
-    keys: KeyRange,
-    /// The stream has told of all deletions before this revision.
-    next: i64,
     /// When a request ended its wait.
-    used_at: Instant,
-    waiting: BTreeMap<u64, Waiting>,
+    used_at: Option<Instant>,
+    /// All deletions after this revision are in `recent`, or come. `None` while no stream tells of deletions.
+    told_from: Option<i64>,
+    recent: VecDeque<(String, i64)>,
 }
 
 struct Waiting {
@@ -56,103 +51,80 @@ struct Waiting {
     signal: Signal,
 }
 
-impl Name {
-    fn is_of_use(&self) -> bool {
-        !self.waiting.is_empty() || self.used_at.elapsed() < LINGER
-    }
-
-    fn wake_all(&self) {
-        self.waiting.values().for_each(|it| it.signal.wake());
+impl Waiting {
+    fn deleted(&mut self, key: &str, at: i64) {
+        if at > self.revision && self.ahead.keys.contains(key) {
+            self.ahead.deletions = self.ahead.deletions.saturating_sub(1);
+            if self.ahead.deletions == 0 {
+                self.signal.wake();
+            }
+        }
     }
 }
 
-impl Names {
-    /// Enters a request for the name with these keys. Returns the request's number, and whether the name is new.
-    pub(crate) fn enter(
-        &mut self,
-        keys: &KeyRange,
-        queued: &Queued,
-        signal: Signal,
-    ) -> (u64, bool) {
-        self.last_id += 1;
-        let (id, is_new) = (self.last_id, !self.names.contains_key(&keys.first));
-        let from = queued.revision + 1;
-        let name = self.names.entry(keys.first.clone()).or_insert(Name {
-            keys: keys.clone(),
-            next: from,
-            used_at: Instant::now(),
-            waiting: BTreeMap::new(),
-        });
-        if name.next > from {
-            // The stream may have told of the deletions already.
-            signal.wake();
-        }
-        let waiting = Waiting {
+impl Waiters {
+    /// Enters a request for the name with these keys. Returns the request's number.
+    pub(crate) fn enter(&mut self, keys: &KeyRange, queued: &Queued, signal: Signal) -> u64 {
+        let mut waiting = Waiting {
             ahead: queued.ahead.clone(),
             revision: queued.revision,
             signal,
         };
-        name.waiting.insert(id, waiting);
-        (id, is_new)
+        if self.told_from.is_some_and(|from| queued.revision < from) {
+            // The deletion that it waits for may be forgotten.
+            waiting.signal.wake();
+        }
+        for (key, at) in &self.recent {
+            waiting.deleted(key, *at);
+        }
+        self.last_id += 1;
+        self.waiting
+            .insert((keys.first.clone(), self.last_id), waiting);
+        self.last_id
     }
 
     pub(crate) fn leave(&mut self, keys: &KeyRange, id: u64) {
-        if let Some(name) = self.names.get_mut(&keys.first) {
-            name.waiting.remove(&id);
-            name.used_at = Instant::now();
-        }
+        self.waiting.remove(&(keys.first.clone(), id));
+        self.used_at = Some(Instant::now());
     }
 
     /// Returns whether no request waits.
     pub(crate) fn is_unused(&self) -> bool {
-        self.names.values().all(|name| name.waiting.is_empty())
+        self.waiting.is_empty()
     }
 
-    /// Returns the newest revision that the stream has told of or a request has seen; 0 if there is no name.
-    pub(crate) fn newest(&self) -> i64 {
-        let names = self.names.values();
-        names.map(|name| name.next - 1).max().unwrap_or(0)
+    /// Returns whether no request waits, or did lately.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_unused() && self.used_at.is_none_or(|at| at.elapsed() > LINGER)
     }
 
-    /// Forgets the names that are of no use. Returns the keys of the others, each with the revision from which they are to
-    /// be watched.
-    pub(crate) fn in_use(&mut self) -> impl Iterator<Item = (&KeyRange, i64)> {
-        let is_many = self.names.len() > MANY;
-        self.names
-            .retain(|_, name| name.is_of_use() && !(is_many && name.waiting.is_empty()));
-        self.names.values().map(|name| (&name.keys, name.next))
+    /// Notes that a stream tells of all deletions after a revision. A request that looked at another one looks again. (A
+    /// larger one may be that of a former cluster: revisions begin again.)
+    pub(crate) fn begin(&mut self, revision: i64) {
+        self.told_from = Some(revision);
+        let other = self.waiting.values().filter(|it| it.revision != revision);
+        other.for_each(|it| it.signal.wake());
     }
 
-    /// Counts the deletions of keys of a name, each with its revision. Returns whether the name is still of use.
-    pub(crate) fn deleted(&mut self, first: &str, deletions: &[(String, i64)]) -> bool {
-        let Some(name) = self.names.get_mut(first) else {
-            return true;
-        };
-        for (key, at) in deletions {
-            name.next = name.next.max(at + 1);
-            for waiting in name.waiting.values_mut() {
-                if *at > waiting.revision && waiting.ahead.keys.contains(key) {
-                    waiting.ahead.deletions = waiting.ahead.deletions.saturating_sub(1);
-                    if waiting.ahead.deletions == 0 {
-                        waiting.signal.wake();
-                    }
-                }
-            }
+    /// Notes that no stream tells of deletions.
+    pub(crate) fn end(&mut self) {
+        self.told_from = None;
+        self.recent.clear();
+    }
+
+    /// Counts the deletion of a key at a revision.
+    pub(crate) fn deleted(&mut self, key: String, at: i64) {
+        let name = name_prefix(&key).to_owned();
+        let of_name = (name.clone(), 0)..=(name, u64::MAX);
+        for (_, waiting) in self.waiting.range_mut(of_name) {
+            waiting.deleted(&key, at);
         }
-        name.is_of_use()
-    }
-
-    /// Forgets a name of which the stream tells no more. Its requests look for themselves.
-    pub(crate) fn cancelled(&mut self, first: &str) {
-        if let Some(name) = self.names.remove(first) {
-            name.wake_all();
+        if self.recent.len() == RECENT
+            && let Some((_, forgotten)) = self.recent.pop_front()
+        {
+            self.told_from = Some(forgotten);
         }
-    }
-
-    /// Forgets all names. Their requests look for themselves.
-    pub(crate) fn clear(&mut self) {
-        self.names.values().for_each(Name::wake_all);
-        self.names.clear();
+        self.recent.push_back((key, at));
     }
 }
 
@@ -164,13 +136,15 @@ mod tests {
 
     use super::*;
 
-    struct Rig(Names, KeyRange);
+    const NAME: &str = "lockkeeper/n/l/a/";
+
+    struct Rig(Waiters, KeyRange);
 
     impl Rig {
         /// Enters a request that saw `key` ahead, or that many keys, at a revision.
         fn enter(&mut self, key: Option<&str>, deletions: u32, revision: i64) -> Arc<AtomicBool> {
             let keys = match key {
-                Some(key) => KeyRange::one(format!("{}{key}", self.1.first)),
+                Some(key) => KeyRange::one(format!("{NAME}{key}")),
                 None => self.1.clone(),
             };
             let (created, modified) = (1, 1);
@@ -189,48 +163,71 @@ mod tests {
             is_due
         }
 
-        fn delete(&mut self, key: &str, at: i64) -> bool {
-            let first = self.1.first.clone();
-            self.0.deleted(&first, &[(format!("{first}{key}"), at)])
+        fn delete(&mut self, key: &str, at: i64) {
+            self.0.deleted(format!("{NAME}{key}"), at);
         }
     }
 
     fn rig() -> Rig {
-        Rig(Names::default(), KeyRange::under("n/"))
+        Rig(Waiters::default(), KeyRange::under(NAME))
+    }
+
+    fn due(it: &Arc<AtomicBool>) -> bool {
+        it.load(Ordering::SeqCst)
     }
 
     #[test]
     fn request_is_due_after_the_deletions_that_follow_its_look() {
-        let due = |it: &Arc<AtomicBool>| it.load(Ordering::SeqCst);
         let mut rig = rig();
+        rig.0.begin(5);
         let (lock, permit) = (rig.enter(Some("b"), 1, 5), rig.enter(None, 2, 6));
         rig.delete("a", 6);
         assert!(!due(&lock) && !due(&permit));
+        rig.0.deleted("lockkeeper/n/l/b/b".to_owned(), 6);
+        assert!(!due(&lock));
         rig.delete("b", 7);
         assert!(due(&lock) && !due(&permit));
         rig.delete("c", 8);
         assert!(due(&permit));
-        // The stream has told of what came after this look.
-        let (late, current) = (rig.enter(Some("d"), 1, 7), rig.enter(Some("d"), 1, 8));
-        assert!(due(&late) && !due(&current));
-        let watched: Vec<_> = rig.0.in_use().map(|(_, from)| from).collect();
-        assert_eq!(watched, [9]);
-        rig.0.cancelled("n/");
-        assert!(due(&current));
     }
 
     #[test]
-    fn name_is_watched_while_requests_wait_and_for_a_moment_more() {
+    fn request_is_due_if_the_deletion_was_told_before_it_was_entered() {
         let mut rig = rig();
+        rig.0.begin(5);
+        rig.delete("d", 8);
+        let (late, current) = (rig.enter(Some("d"), 1, 7), rig.enter(Some("d"), 1, 8));
+        assert!(due(&late) && !due(&current));
+        // It is remembered no longer.
+        for at in 9..=9 + 256 {
+            rig.0.deleted("lockkeeper/n/l/b/b".to_owned(), at);
+        }
+        let (late, current) = (rig.enter(Some("c"), 1, 8), rig.enter(Some("c"), 1, 9));
+        assert!(due(&late) && !due(&current));
+    }
+
+    #[test]
+    fn request_that_looked_before_the_stream_began_looks_again() {
+        let mut rig = rig();
+        let requests = [4, 5, 6].map(|revision| rig.enter(Some("a"), 1, revision));
+        rig.0.begin(5);
+        assert_eq!(requests.each_ref().map(due), [true, false, true]);
+        let early = rig.enter(Some("a"), 1, 4);
+        assert!(due(&early));
+        rig.0.end();
+        assert!(!due(&rig.enter(Some("a"), 1, 4)));
+    }
+
+    #[test]
+    fn stream_is_of_use_while_requests_wait_and_for_a_moment_more() {
+        let mut rig = rig();
+        assert!(rig.0.is_idle());
         rig.enter(Some("a"), 1, 5);
-        assert!(rig.delete("a", 6));
         assert!(!rig.0.is_unused());
         let keys = rig.1.clone();
         rig.0.leave(&keys, 1);
-        assert!(rig.0.is_unused());
-        assert!(rig.delete("a", 7));
-        rig.0.names.get_mut("n/").unwrap().used_at -= LINGER;
-        assert!(!rig.delete("a", 8));
-        assert_eq!(rig.0.in_use().count(), 0);
+        assert!(rig.0.is_unused() && !rig.0.is_idle());
+        rig.0.used_at = rig.0.used_at.map(|at| at - 2 * LINGER);
+        assert!(rig.0.is_idle());
     }
 }

@@ -142,19 +142,15 @@ impl Txn {
     }
 }
 
-/// Returns a request for the deletions of keys from a revision on.
-pub(crate) fn watch_deletions(keys: &KeyRange, revision: i64) -> Value {
-    watch(keys, revision, "NOPUT")
+/// Returns a request to watch keys from now on.
+pub(crate) fn watch(keys: &KeyRange) -> String {
+    json!({ "create_request": range(keys) }).to_string()
 }
 
-/// Returns a request for the writes of a key from a revision on.
-pub(crate) fn watch_writes(key: &str, revision: i64) -> Value {
-    watch(&KeyRange::one(key), revision, "NODELETE")
-}
-
-fn watch(keys: &KeyRange, revision: i64, filter: &str) -> Value {
-    let fields = json!({ "start_revision": revision.to_string(), "filters": [filter] });
-    json!({ "create_request": with(range(keys), fields) })
+/// Returns a request to watch the deletions of keys from now on.
+pub(crate) fn watch_deletions(keys: &KeyRange) -> String {
+    let deletions = with(range(keys), json!({ "filters": ["NOPUT"] }));
+    json!({ "create_request": deletions }).to_string()
 }
 
 /// The revisions of a key as it was last seen.

@@ -115,13 +115,17 @@ impl Http {
         Ok(Some(HttpReply { status, body }))
     }
 
-    /// Waits for the next part of a stream. `None` is its end. [`TcpStream::shutdown`] on a clone of the
-    /// [socket](Self::socket) ends the wait.
+    /// Waits for the next part of a stream, within `limit` if there is one. `None` is its end.
+    /// [`TcpStream::shutdown`] on a clone of the [socket](Self::socket) ends the wait.
     ///
     /// # Errors
     /// The connection has failed.
-    pub fn next_chunk(&mut self) -> Result<Option<Vec<u8>>, Failure> {
-        self.reader.get_mut().begin_without_limit();
+    pub fn next_chunk(&mut self, limit: Option<Duration>) -> Result<Option<Vec<u8>>, Failure> {
+        let stream = self.reader.get_mut();
+        match limit {
+            Some(limit) => stream.begin(limit),
+            None => stream.begin_without_limit(),
+        }
         let chunk = self.read_chunk();
         chunk.map_err(|error| self.unread(error))
     }

@@ -76,12 +76,12 @@ fn stream_ends_with_the_server_or_by_a_shutdown_of_the_socket() {
             false => drop(stream),
         });
         assert!(http.post_for_stream("/", b"{}", LIMIT).unwrap().is_none());
-        assert_eq!(http.next_chunk().unwrap().unwrap(), b"ab");
+        assert_eq!(http.next_chunk(None).unwrap().unwrap(), b"ab");
         if is_ended_here {
             let socket = http.socket().try_clone().unwrap();
             thread::spawn(move || socket.shutdown(Shutdown::Both));
         }
-        assert!(http.next_chunk().is_err());
+        assert!(http.next_chunk(None).is_err());
     }
 }
 

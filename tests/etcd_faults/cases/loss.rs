@@ -1,5 +1,6 @@
 //! Losses that a holder is told of long before its next renewal, and leases that end while others go on.
 
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -13,13 +14,15 @@ use lockkeeper::{
 use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, until};
 
 use super::Case;
+use super::relay::{Held, relay};
 use crate::faults::common::lose_all_leases;
-use crate::faults::{FaultServer, Memory, WAIT_LIMIT, Witness, contend_during};
+use crate::faults::{FaultServer, Memory, WAIT_LIMIT, Witness, contend_during, opened};
 
 pub(super) const CASES: &[Case] = &[
     ("loss_by_new_cluster_is_noticed", loss_by_new_cluster),
     ("loss_by_unlock_is_noticed", loss_by_unlock),
     ("loss_is_noticed_among_new_waiters", loss_among_new_waiters),
+    ("waiters_are_told_of_releases", waiters_are_told),
     ("locks_are_shown_by_few_requests", few_requests),
     ("locks_are_kept_alive_by_few_requests", few_keep_alives),
     ("tokens_grow_over_a_new_cluster", tokens_grow),
@@ -109,6 +112,36 @@ fn loss_among_new_waiters(kind: EtcdKind) {
         }
         assert!(noticed.join().unwrap());
     });
+}
+
+/// The server discards requests for watches that it has not read when it begins its reply. The more and the longer they
+/// are, the more often that is.
+fn waiters_are_told(kind: EtcdKind) {
+    let server = start(kind);
+    let rival = open_long(&server);
+    let names = [(); 8].map(|()| "n".repeat(100));
+    let names: Vec<_> = (0..)
+        .zip(names)
+        .map(|(at, name)| format!("{name}{at}"))
+        .collect();
+    for _ in 0..30 {
+        let held = Arc::<Mutex<Held>>::default();
+        let keeper = opened(&server.url_with(relay(&held, server.addr()), "ttl=10m"));
+        let taken = rival.lock_all(&names).unwrap();
+        thread::scope(|scope| {
+            let keeper = &keeper;
+            let waiting = names.iter().map(|name| {
+                scope.spawn(move || keeper.try_lock_for(name, WAIT_LIMIT).unwrap().is_some())
+            });
+            let waiting: Vec<_> = waiting.collect();
+            until("all wait, and all watches are confirmed", || {
+                let waits = |name: &String| server.queue_length(name) == 1;
+                names.iter().all(waits) && held.lock().unwrap().is_watched()
+            });
+            taken.release().unwrap();
+            assert!(waiting.into_iter().all(|it| it.join().unwrap()));
+        });
+    }
 }
 
 /// The opening of the second keeper raises the base of the epochs that are shown.

@@ -23,6 +23,8 @@ pub(super) struct Held {
     pub(super) paused: Option<(Needles, Arc<Barrier>)>,
     /// Requests that contain this are answered as by a member that cannot serve.
     pub(super) refused: Option<&'static str>,
+    /// The streams of watches, each with its request and its reply so far.
+    pub(super) streams: Vec<[String; 2]>,
 }
 
 impl Held {
@@ -39,6 +41,23 @@ impl Held {
     fn pauses(&mut self, request: &[u8]) -> Option<Arc<Barrier>> {
         let paused = self.paused.take_if(|(all, _)| has(request, all));
         paused.map(|(_, barrier)| barrier)
+    }
+
+    /// Returns the number of a new stream if a request is for one.
+    fn stream(&mut self, request: &[u8]) -> Option<usize> {
+        has(request, &["/v3/watch"]).then(|| {
+            let request = String::from_utf8_lossy(request).into_owned();
+            self.streams.push([request, String::new()]);
+            self.streams.len() - 1
+        })
+    }
+
+    /// Returns whether the last stream has watches for waiters, and all are confirmed.
+    pub(super) fn is_watched(&self) -> bool {
+        self.streams.last().is_some_and(|[request, reply]| {
+            let asked = request.matches("create_request").count();
+            asked > 1 && reply.matches(r#""created":true"#).count() == asked
+        })
     }
 
     fn refuses(&self, request: &[u8]) -> bool {
@@ -63,10 +82,23 @@ pub(super) fn relay(held: &Arc<Mutex<Held>>, target: SocketAddr) -> SocketAddr {
             let Ok(mut server) = TcpStream::connect(target) else {
                 return;
             };
-            let mut ends = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            let (mut replies, mut end) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            let stream = Arc::<Mutex<Option<usize>>>::default();
+            let (of_replies, is_stream) = (Arc::clone(&held), Arc::clone(&stream));
             thread::spawn(move || {
-                let _ = std::io::copy(&mut ends.0, &mut ends.1);
-                let _ = ends.1.shutdown(Shutdown::Both);
+                let mut buffer = vec![0; 64 << 10];
+                while let Ok(count @ 1..) = replies.read(&mut buffer) {
+                    let reply = buffer.get(..count).unwrap();
+                    if let Some(stream) = *is_stream.lock().unwrap() {
+                        let mut held = of_replies.lock().unwrap();
+                        let [_, told] = held.streams.get_mut(stream).unwrap();
+                        told.push_str(&String::from_utf8_lossy(reply));
+                    }
+                    if end.write_all(reply).is_err() {
+                        break;
+                    }
+                }
+                let _ = end.shutdown(Shutdown::Both);
             });
             let held = Arc::clone(&held);
             thread::spawn(move || {
@@ -79,6 +111,7 @@ pub(super) fn relay(held: &Arc<Mutex<Held>>, target: SocketAddr) -> SocketAddr {
                         barrier.wait();
                     }
                     let mut held = held.lock().unwrap();
+                    *stream.lock().unwrap() = held.stream(request);
                     let sent = if held.refuses(request) {
                         client.write_all(UNFIT)
                     } else if held.takes(request) {
