@@ -219,6 +219,10 @@ impl Connection {
     /// `other` is another connection by the same way. A transaction on it keeps one of the server's sessions from this
     /// connection, if sessions are handed out for a transaction or a statement.
     pub(crate) fn is_multiplexed(&mut self, other: &mut Self) -> Result<bool, Failure> {
+        // The pool has one session free, and this connection would wait for that until the transaction ends.
+        if self.session.pid == other.session.pid {
+            return Ok(true);
+        }
         let begun = other.execute("BEGIN", &[]);
         let pids = begun.and_then(|_| Ok((self.query(PID, &[])?, other.query(PID, &[])?)));
         match pids {

@@ -54,6 +54,14 @@ impl PgBouncer {
         Self::start_with(server, mode, |_| Ok(String::new()))
     }
 
+    /// Starts a PgBouncer that opens one session on the server.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with_one_session(server: &PostgresServer, mode: PoolMode) -> io::Result<Self> {
+        Self::start_with(server, mode, |_| Ok("default_pool_size=1\n".to_owned()))
+    }
+
     /// Starts a PgBouncer that refuses clients without TLS.
     ///
     /// # Errors

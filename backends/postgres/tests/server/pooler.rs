@@ -47,13 +47,15 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn other_modes_are_refused() {
     let server = start_own(KIND);
     for mode in [PoolMode::Transaction, PoolMode::Statement] {
-        let pool = PgBouncer::start(&server, mode).unwrap();
-        let url = server.url_via(pool.addr());
-        // The second time, sessions of the server are idle in the pool.
-        for _ in 0..2 {
-            let error = try_open(&url).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
-            assert!(error.message().contains("pool_mode=session"), "{error}");
+        for start in [PgBouncer::start, PgBouncer::start_with_one_session] {
+            let pool = start(&server, mode).unwrap();
+            let url = with_timeouts(&server.url_via(pool.addr()));
+            // The second time, sessions of the server are idle in the pool.
+            for _ in 0..2 {
+                let error = try_open(&url).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+                assert!(error.message().contains("pool_mode=session"), "{error}");
+            }
         }
         // Nothing is left on the server's sessions, which other clients get.
         let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
