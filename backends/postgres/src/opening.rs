@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::Error;
 use lockkeeper_remote::{Failure, nothing_granted};
 
-use crate::connection::Connection;
+use crate::connection::{Connection, MARKS, SessionId};
 use crate::failure::incompatible;
 use crate::statements::IDENTITY;
 
@@ -14,6 +14,9 @@ pub(crate) const TOPOLOGY: &str = "topology";
 /// What is wrong where a silent session is not ended.
 pub(crate) const NOT_KEPT: &str = "the server does not keep a session's own idle_session_timeout";
 const IDLE: &str = "SELECT setting::int8 FROM pg_settings WHERE name = 'idle_session_timeout'";
+
+/// Returns a row if the lock that the session has of its own ([`SessionId::mark`](crate::connection::SessionId)) is there.
+const OWN_MARK: &str = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted AND classid = $1::int8 AND objid = $2::int8 AND pid = $3::int4 AND pid = pg_backend_pid()";
 
 /// Inspects the server.
 ///
@@ -25,12 +28,19 @@ pub(crate) fn inspect(connection: &mut Connection) -> Result<(), Error> {
             "this server is a replica, and its locks and its primary's never meet; connect to the primary",
         ));
     }
-    if keeps_idle(connection).map_err(nothing_granted)? {
-        return Ok(());
+    let SessionId { pid, mark } = connection.session();
+    let mark = connection.execute(OWN_MARK, &[&MARKS, &mark.cast_unsigned(), &pid]);
+    if mark.map_err(nothing_granted)?.is_empty() {
+        return Err(incompatible(
+            "the server grants advisory locks, and its pg_locks has none of this session, so they exclude nobody; connect to PostgreSQL itself: some servers and pools that speak its protocol do not have these locks",
+        ));
     }
-    Err(incompatible(format!(
-        "{NOT_KEPT}; a holder that has stopped would keep its lock"
-    )))
+    if !keeps_idle(connection).map_err(nothing_granted)? {
+        return Err(incompatible(format!(
+            "{NOT_KEPT}; a holder that has stopped would keep its lock"
+        )));
+    }
+    Ok(())
 }
 
 /// Returns what tells the database from all others; `None` if the user must not know.

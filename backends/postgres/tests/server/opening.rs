@@ -41,6 +41,10 @@ pub(crate) const CASES: &[Case] = &[
         locations_of_databases_differ,
     ),
     ("replica_is_refused", replica_is_refused),
+    (
+        "server_without_advisory_locks_is_refused",
+        server_without_advisory_locks_is_refused,
+    ),
     ("unix_socket", unix_socket),
     (
         "limits_for_applications_do_not_count",
@@ -383,6 +387,26 @@ fn locations_of_databases_differ(kind: PostgresKind) {
     assert!(
         location.ends_with("&namespace=default&db=shop"),
         "{location}"
+    );
+}
+
+/// Some servers and pools that speak the protocol answer to advisory locks, and keep none.
+fn server_without_advisory_locks_is_refused(kind: PostgresKind) {
+    let server = start_own(kind);
+    for (name, takes, gives, body) in [
+        ("pg_advisory_lock_shared", "int, int", "void", ""),
+        ("pg_try_advisory_lock", "int8", "bool", "SELECT true"),
+    ] {
+        let sql = format!(
+            "ALTER FUNCTION pg_catalog.{name}({takes}) RENAME TO real_{name}; \
+             CREATE FUNCTION pg_catalog.{name}({takes}) RETURNS {gives} LANGUAGE sql AS '{body}'"
+        );
+        server.execute(&sql).unwrap();
+    }
+    refused(
+        &with_timeouts(&server.url()),
+        ErrorKind::Incompatible,
+        &["advisory locks", "PostgreSQL itself"],
     );
 }
 
