@@ -1,6 +1,6 @@
 //! The names that a session shows to operators: the key of a lock is a hash, and cannot say its name.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -8,6 +8,8 @@ use std::sync::Arc;
 const BEGIN: &str = "--lockkeeper";
 /// `pg_stat_activity` cuts a statement off here by default (`track_activity_query_size`).
 const MOST_BYTES: usize = 1_023;
+/// No more names fit, since each has a space, a namespace, a colon and a name.
+const MOST_NAMES: usize = MOST_BYTES / 4;
 
 /// The names that a session holds or requests, the newest first. Those that do not fit into a statement are not shown.
 ///
@@ -15,7 +17,11 @@ const MOST_BYTES: usize = 1_023;
 /// where running it would cost 10.
 #[derive(Debug, Default)]
 pub(crate) struct ShownNames {
-    names: VecDeque<Arc<str>>,
+    /// The names in the order in which they came.
+    names: BTreeMap<u64, Arc<str>>,
+    /// The place of each name in that order.
+    places: HashMap<Arc<str>, u64>,
+    last: u64,
     /// What the server is told, if there is a name.
     pub(crate) sql: Option<String>,
 }
@@ -25,7 +31,11 @@ impl ShownNames {
     /// the session holds its lock.
     pub(crate) fn add<'a>(&mut self, names: impl IntoIterator<Item = &'a Arc<str>>) {
         for name in names {
-            self.names.push_front(Arc::clone(name));
+            self.last += 1;
+            if let Some(former) = self.places.insert(Arc::clone(name), self.last) {
+                self.names.remove(&former);
+            }
+            self.names.insert(self.last, Arc::clone(name));
         }
         self.write();
     }
@@ -33,15 +43,16 @@ impl ShownNames {
     /// Removes names.
     pub(crate) fn remove<'a>(&mut self, names: impl IntoIterator<Item = &'a Arc<str>>) {
         for name in names {
-            let found = self.names.iter().position(|shown| shown == name);
-            found.and_then(|at| self.names.remove(at));
+            if let Some(place) = self.places.remove(name) {
+                self.names.remove(&place);
+            }
         }
         self.write();
     }
 
     fn write(&mut self) {
         let mut sql = BEGIN.to_owned();
-        for name in &self.names {
+        for name in self.names.values().rev().take(MOST_NAMES) {
             if sql.len() + 1 + name.len() <= MOST_BYTES {
                 sql.push(' ');
                 sql.push_str(name);
@@ -95,6 +106,8 @@ fn decode_part(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn shown(names: &ShownNames) -> Vec<(String, String)> {
@@ -131,6 +144,22 @@ mod tests {
         ] {
             assert_eq!(decode(sql), [], "{sql}");
         }
+    }
+
+    #[test]
+    fn each_of_many_names_is_removed_without_a_look_at_the_others() {
+        let mut names = ShownNames::default();
+        let encoded: Vec<_> = (0..100_000)
+            .map(|at| encode("shop", &format!("seat:{at}")))
+            .collect();
+        names.add(&encoded);
+        let began = Instant::now();
+        for at in 0..encoded.len() {
+            names.remove(&encoded[at..=at]);
+        }
+        // Some seconds on a slow machine; minutes when each removal looked at all of them.
+        assert!(began.elapsed() < Duration::from_secs(30));
+        assert_eq!(names.sql, None);
     }
 
     #[test]
