@@ -68,6 +68,18 @@ pub(crate) fn named_by(variable: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
+/// Returns the library that gives a program another wall clock: the one that `TESTKIT_FAKETIME` names, else that of the
+/// distribution's package.
+pub(crate) fn faketime() -> Result<PathBuf, String> {
+    let packages = Path::new("/usr/lib").read_dir().into_iter().flatten();
+    let packages = packages.flatten().map(|entry| entry.path());
+    // Below /usr/lib/x86_64-linux-gnu on Debian, and below /usr/lib64 on Fedora.
+    let folders = packages.chain(["/usr/lib", "/usr/lib64"].map(PathBuf::from));
+    let mut files = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));
+    let found = named_by("TESTKIT_FAKETIME").or_else(|| files.find(|it| it.is_file()));
+    found.ok_or_else(|| "no libfaketime on this machine; scripts/servers installs it".to_owned())
+}
+
 /// Programs, and the output of `--version` of each.
 pub(crate) struct Found(Vec<(PathBuf, Result<String, String>)>);
 

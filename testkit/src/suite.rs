@@ -80,8 +80,17 @@ pub fn trials<K: ServerKind>(cases: impl IntoIterator<Item = Case<K>>) -> Vec<Tr
 }
 
 /// Makes a trial of a case on one kind of server.
-pub fn trial<K: ServerKind>(kind: K, (name, case): Case<K>) -> Trial {
-    Trial::ignorable_test(format!("{kind}::{name}"), move || match kind.ignored() {
+pub fn trial<K: ServerKind>(kind: K, case: Case<K>) -> Trial {
+    trial_unless(kind, K::ignored, case)
+}
+
+/// Makes a trial of a case on one kind of server, which shows as ignored for a reason of its own.
+pub fn trial_unless<K: ServerKind>(
+    kind: K,
+    ignored: fn(K) -> Option<String>,
+    (name, case): Case<K>,
+) -> Trial {
+    Trial::ignorable_test(format!("{kind}::{name}"), move || match ignored(kind) {
         Some(reason) => Ok(Completion::ignored_with(reason)),
         None => {
             case(kind);

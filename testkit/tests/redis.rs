@@ -47,8 +47,46 @@ const CASES: &[suite::Case<RedisKind>] = &[
 ];
 
 fn main() -> ExitCode {
-    let trials = suite::trials(CASES.iter().copied());
+    let mut trials = suite::trials(CASES.iter().copied());
+    trials.extend(RedisKind::ALL.map(|kind| {
+        let case = ("clock_is_set", clock_is_set as fn(RedisKind));
+        suite::trial_unless(kind, RedisKind::clock_ignored, case)
+    }));
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
+}
+
+fn clock_is_set(kind: RedisKind) {
+    let server = start(kind, &RedisOptions::new().settable_clock());
+    let time = || {
+        let time = server.command(&["TIME"]).unwrap();
+        let seconds = time.items().first().and_then(Reply::text).unwrap();
+        seconds.parse::<u64>().unwrap()
+    };
+    let expires = || server.command(&["SET", "key", "value", "PX", "60000"]);
+    let is_there = || server.command(&["EXISTS", "key"]).unwrap() == Reply::Int(1);
+    let host = time();
+    expires().unwrap();
+    server.set_clock(1_000_000).unwrap();
+    assert!(time() >= host + 1000);
+    assert!(!is_there(), "its minute is over");
+    server.set_clock(-1_000_000).unwrap();
+    expires().unwrap();
+    assert!(time() < host, "a test does not take that long");
+    server.restart().unwrap();
+    assert!(time() < host);
+    expires().unwrap();
+    server.set_clock(-940_500).unwrap();
+    assert!(is_there());
+    server.set_clock(0).unwrap();
+    assert!(time() >= host && !is_there());
+    let pid = server.pid().unwrap();
+    let shared = |name| std::path::PathBuf::from(format!("/dev/shm/{name}{pid}"));
+    assert!(
+        !["faketime_shm_", "sem.faketime_sem_"]
+            .map(shared)
+            .iter()
+            .any(|file| file.exists())
+    );
 }
 
 fn start(kind: RedisKind, options: &RedisOptions) -> RedisServer {

@@ -80,6 +80,20 @@ impl RedisKind {
     }
 }
 
+impl RedisKind {
+    /// Returns why tests that set the server's clock are shown as ignored, `None` when they run. Builds with an allocator of
+    /// their own do not run with libfaketime, so only Redis 7 of the distribution does.
+    #[must_use]
+    pub fn clock_ignored(self) -> Option<String> {
+        match self {
+            Self::Redis7 => self.ignored().or_else(|| find::faketime().err()),
+            _ => Some(format!(
+                "libfaketime does not run with this build of {self}"
+            )),
+        }
+    }
+}
+
 impl fmt::Display for RedisKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

@@ -17,6 +17,8 @@ pub struct RedisOptions {
     pub(super) sentinel: Option<Vec<String>>,
     /// Whether the server is a node of a cluster.
     pub(super) cluster: bool,
+    /// Whether [`RedisServer::set_clock`] works.
+    pub(super) settable_clock: bool,
     /// Makes the certificates, if the server speaks TLS.
     pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
 }
@@ -53,6 +55,14 @@ impl RedisOptions {
     #[must_use]
     pub fn tls(mut self) -> Self {
         self.tls = Some(Certificates::make);
+        self
+    }
+
+    /// Runs the server with a wall clock that [`RedisServer::set_clock`] sets. It needs what
+    /// [`RedisKind::clock_ignored`](crate::RedisKind::clock_ignored) looks for.
+    #[must_use]
+    pub fn settable_clock(mut self) -> Self {
+        self.settable_clock = true;
         self
     }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::{RedisClient, RedisKind, RedisOptions, Reply};
 use crate::daemon::{self, Daemon, START};
+use crate::find;
 use crate::tls::Certificates;
 
 /// Has a sentinel look more often than every second or every ten. A replica takes over only if it replied within five
@@ -34,6 +35,9 @@ const QUICK_SENTINEL: &[&str] = &[
 
 /// The file of a sentinel, which it rewrites.
 const SENTINEL_FILE: &str = "sentinel.conf";
+
+/// The file in a server's folder that says by how much its wall clock is ahead of the host's.
+const CLOCK_FILE: &str = "clock";
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
 pub struct RedisServer {
@@ -76,6 +80,9 @@ impl RedisServer {
             bus_port: None,
             daemon,
         };
+        if server.options.settable_clock {
+            server.set_clock(0)?;
+        }
         daemon::retry_on_taken_port(|| {
             let [plain, encrypted, bus] = daemon::free_ports()?;
             server.port = plain;
@@ -171,6 +178,21 @@ impl RedisServer {
         daemon::retry_on_former_port(|| self.launch())
     }
 
+    /// Sets the server's wall clock to the host's plus this many milliseconds, at once. The server must have been started with
+    /// [`RedisOptions::settable_clock`]; a restart does not set the clock.
+    ///
+    /// # Errors
+    /// The server's folder cannot be written to.
+    pub fn set_clock(&self, ahead: i64) -> io::Result<()> {
+        let file = self.folder().join(CLOCK_FILE);
+        // The server reads the file whenever it reads the clock, so the file is replaced as a whole.
+        let new = file.with_extension("new");
+        let sign = if ahead < 0 { '-' } else { '+' };
+        let ahead = Duration::from_millis(ahead.unsigned_abs());
+        fs::write(&new, format!("{sign}{:.3}\n", ahead.as_secs_f64()))?;
+        fs::rename(new, file)
+    }
+
     /// Opens a connection to the server by its unix socket.
     ///
     /// # Errors
@@ -253,17 +275,37 @@ impl RedisServer {
     fn launch(&self) -> io::Result<()> {
         // By the unix socket in the server's own folder, since another process might listen on the TCP
         // port. The server opens both before it runs the first command.
-        self.daemon.launch(self.server(), || {
+        self.daemon.launch(self.server()?, || {
             let mut client = self.client()?;
             if self.options.sentinel.is_some() {
                 client.command(QUICK_SENTINEL)?;
             }
             client.command(&["PING"]).map(drop)
-        })
+        })?;
+        if self.options.settable_clock
+            && let Some(pid) = self.pid()
+        {
+            // libfaketime makes these for further processes of the same command, and does not remove them after SIGKILL.
+            for name in ["faketime_shm_", "sem.faketime_sem_"] {
+                let _ = fs::remove_file(format!("/dev/shm/{name}{pid}"));
+            }
+        }
+        Ok(())
     }
 
-    fn server(&self) -> Command {
+    fn server(&self) -> io::Result<Command> {
         let mut command = Command::new(self.daemon.program());
+        if self.options.settable_clock {
+            let faketime =
+                find::faketime().map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
+            // libc's allocator takes the place of jemalloc, which reads the clock while libfaketime starts, and hangs.
+            let libraries = format!("{} libc.so.6", faketime.display());
+            command
+                .env("LD_PRELOAD", libraries)
+                .env("FAKETIME_TIMESTAMP_FILE", self.folder().join(CLOCK_FILE))
+                .env("FAKETIME_NO_CACHE", "1")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
         if self.options.sentinel.is_some() {
             command.args([SENTINEL_FILE, "--sentinel"]);
         }
@@ -301,7 +343,7 @@ impl RedisServer {
             command.arg("--tls-key-file").arg(&certificates.key);
         }
         command.args(&self.options.args);
-        command
+        Ok(command)
     }
 }
 
