@@ -157,6 +157,10 @@ impl RedisOptions {
     /// The redis crate shows no socket, so a connection that was idle is sent a PING before a request. That costs a round
     /// trip, which connections by an address do not.
     ///
+    /// The crate has a time-out for each read, and none for a reply. A server that sends a reply in parts, or without an end,
+    /// can hold up such a connection, and the program's memory with it. Connections by an address have one deadline for
+    /// the whole reply, which may have at most 16 MiB.
+    ///
     /// ```no_run
     /// use lockkeeper_redis::{RedisOptions, RedisProvider};
     ///

@@ -1,8 +1,13 @@
 //! Errors on opening: each names the cause, and none contains a secret.
 
 use std::fs;
+use std::io::Write as _;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::ErrorKind;
@@ -22,6 +27,7 @@ pub(super) const CASES: &[Case] = &[
         server_hangs_after_first_reply,
     ),
     ("other_protocol_on_the_port", other_protocol_on_the_port),
+    ("replies_without_end", replies_without_end),
     ("tls_to_plain_port_and_reverse", tls),
     ("tls_by_system_roots", tls_by_system_roots),
     ("missing_acl_permissions", missing_acl_permissions),
@@ -133,6 +139,44 @@ fn other_protocol_on_the_port(_: RedisKind) {
     let silent = fake_server(b"", b"", 0);
     let url = format!("redis://:s3cret@{silent}/?connect_timeout=300ms&response_timeout=300ms");
     refused(&url, ErrorKind::Unavailable, &[&silent]);
+}
+
+/// Arrays and strings that go on for ever, and arrays in arrays.
+fn replies_without_end(_: RedisKind) {
+    const MIB: usize = 1 << 20;
+    for (start, part) in [
+        ("*1000000000000\r\n", ":1\r\n"),
+        ("$1000000000000\r\n", "x"),
+        ("+", "x"),
+        ("", "*1\r\n"),
+    ] {
+        let sent = Arc::new(AtomicUsize::new(0));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let counter = Arc::clone(&sent);
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let _ = stream.write_all(start.as_bytes());
+                let parts = part.repeat(4096);
+                while stream.write_all(parts.as_bytes()).is_ok() {
+                    counter.fetch_add(parts.len(), Ordering::SeqCst);
+                }
+            }
+        });
+        let opened = lockkeeper::open(&format!("redis://{addr}/"));
+        let error = opened.expect_err(start);
+        // Whether the time is over first depends on how busy the machine is.
+        assert!(
+            matches!(
+                error.kind(),
+                ErrorKind::Incompatible | ErrorKind::Unavailable
+            ),
+            "{error:?}"
+        );
+        let sent = sent.load(Ordering::SeqCst);
+        // The rest is what the sockets hold.
+        assert!(sent < 32 * MIB, "{start:?}: {sent} bytes");
+    }
 }
 
 /// The server hangs during the login, or after it.
