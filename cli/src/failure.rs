@@ -4,6 +4,8 @@ use std::fmt;
 
 use lockkeeper::{Error, ErrorKind};
 
+use crate::who::plain;
+
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 64;
 /// The store is out of reach.
@@ -65,6 +67,7 @@ impl From<Error> for Failure {
         let first = std::error::Error::source(&error);
         for cause in std::iter::successors(first, |cause| cause.source()) {
             let cause = cause.to_string();
+            let cause = plain(&cause.lines().collect::<Vec<_>>().join(" "));
             if !text.contains(&cause) {
                 text = format!("{text}: {cause}");
             }

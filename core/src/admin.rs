@@ -6,7 +6,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use crate::clock::HostInstant;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, visible};
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::token::FencingToken;
@@ -187,7 +187,7 @@ impl Finding {
         Self {
             severity: Severity::Fine,
             topic,
-            what: what.into(),
+            what: visible(what.into()),
             meaning: String::new(),
             advice: String::new(),
         }
@@ -202,8 +202,8 @@ impl Finding {
     ) -> Self {
         Self {
             severity: Severity::Warning,
-            meaning: meaning.into(),
-            advice: advice.into(),
+            meaning: visible(meaning.into()),
+            advice: visible(advice.into()),
             ..Self::fine(topic, what)
         }
     }
@@ -224,7 +224,7 @@ impl Finding {
     /// Adds what a fine finding means.
     #[must_use]
     pub fn meaning(mut self, meaning: impl Into<String>) -> Self {
-        self.meaning = meaning.into();
+        self.meaning = visible(meaning.into());
         self
     }
 

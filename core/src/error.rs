@@ -89,7 +89,7 @@ impl ErrorKind {
 ///
 /// [`Display`](fmt::Display) is one line for people: what failed, on which lock and store. The cause
 /// is not in it: [`source`](StdError::source) returns it, and [`Debug`] shows the whole chain. Neither
-/// ever shows a secret. Cloning is cheap.
+/// ever shows a secret, or a character that moves a terminal's cursor or reverses its lines. Cloning is cheap.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
@@ -124,11 +124,13 @@ struct Inner {
 
 impl Error {
     /// Makes an error of `kind`; `message` says what happened and what to do about it.
+    ///
+    /// Control characters in it are escaped, as in `\u{1b}`: it may contain a server's text.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             inner: Arc::new(Inner {
                 kind,
-                message: message.into(),
+                message: visible(message.into()),
                 name: None,
                 backend: None,
                 source: None,
@@ -267,7 +269,7 @@ impl fmt::Debug for Error {
         write!(f, "{:?}: {self}", self.inner.kind)?;
         let mut cause = self.source();
         while let Some(error) = cause {
-            write!(f, "\n  caused by: {error}")?;
+            write!(f, "\n  caused by: {}", visible(error.to_string()))?;
             cause = error.source();
         }
         Ok(())
@@ -283,9 +285,44 @@ impl StdError for Error {
     }
 }
 
+/// Escapes the characters of a text that are not shown, but move a terminal's cursor, set its title or reverse its lines.
+pub(crate) fn visible(text: String) -> String {
+    let is_hidden = |letter: char| {
+        letter.is_control()
+            || matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_hidden) {
+        return text;
+    }
+    let mut visible = String::with_capacity(2 * text.len());
+    for letter in text.chars() {
+        match is_hidden(letter) {
+            true => visible.extend(letter.escape_default()),
+            false => visible.push(letter),
+        }
+    }
+    visible
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_of_a_server_cannot_control_the_terminal() {
+        let said = "a \u{1b}]0;title\u{7} b\nc \u{9b}2J \u{202e}cba\u{2069} 자리 \"d\\e\"";
+        let shown = r#"a \u{1b}]0;title\u{7} b\nc \u{9b}2J \u{202e}cba\u{2069} 자리 "d\e""#;
+        let error = Error::new(ErrorKind::Unavailable, said);
+        assert_eq!(error.to_string(), shown);
+        let error =
+            Error::new(ErrorKind::Unavailable, "no").with_source(std::io::Error::other(said));
+        assert_eq!(
+            format!("{error:?}"),
+            format!("Unavailable: no\n  caused by: {shown}")
+        );
+        let finding = crate::Finding::warning("version", said, said, "");
+        assert_eq!((&*finding.what, &*finding.meaning), (shown, shown));
+    }
 
     #[test]
     fn display_is_one_line_and_debug_shows_each_cause_once() {

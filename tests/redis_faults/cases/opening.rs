@@ -28,6 +28,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     ("other_protocol_on_the_port", other_protocol_on_the_port),
     ("replies_without_end", replies_without_end),
+    ("text_of_server_is_escaped", text_of_server_is_escaped),
     ("tls_to_plain_port_and_reverse", tls),
     ("tls_by_system_roots", tls_by_system_roots),
     ("missing_acl_permissions", missing_acl_permissions),
@@ -139,6 +140,16 @@ fn other_protocol_on_the_port(_: RedisKind) {
     let silent = fake_server(b"", b"", 0);
     let url = format!("redis://:s3cret@{silent}/?connect_timeout=300ms&response_timeout=300ms");
     refused(&url, ErrorKind::Unavailable, &[&silent]);
+}
+
+fn text_of_server_is_escaped(_: RedisKind) {
+    let reply = "-ODD \u{1b}]0;title\u{7} \u{202e}\u{9b}2J\r\n";
+    let addr = fake_server(b"", reply.as_bytes(), usize::MAX);
+    let error = lockkeeper::open(&format!("redis://{addr}/")).unwrap_err();
+    assert!(error.message().contains(r"\u{1b}]0;title"), "{error}");
+    for shown in [error.to_string(), format!("{error:?}").replace('\n', "")] {
+        assert!(!shown.contains(|it: char| it.is_control() || it == '\u{202e}'));
+    }
 }
 
 /// Arrays and strings that go on for ever, and arrays in arrays.
