@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
-use lockkeeper_remote::Failure;
+use lockkeeper_remote::{Failure, LAST_ATTEMPT};
 
 use crate::attempt::{Answer, Attempt, Queued};
 use crate::provider::EtcdLease;
@@ -11,10 +11,6 @@ use crate::store::Store;
 
 /// A waiter looks this often for its turn, at the most, where no notification came.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The time of an attempt near the end of a wait.
-const MIN_ATTEMPT_TIME: Duration = Duration::from_millis(500);
-/// The longest time for a clean-up. No caller waits for its result.
-pub(crate) const CLEANUP_TIME: Duration = Duration::from_millis(250);
 
 /// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
 pub(crate) fn acquire(
@@ -64,7 +60,7 @@ fn wait(
             leave(attempt, queued.seen.created);
             return Ok(None);
         }
-        let until = deadline.max(request.now() + MIN_ATTEMPT_TIME);
+        let until = attempt.store.client.at_least_one_attempt(deadline);
         let seen = queued.as_ref().map(|it| it.seen);
         let answer = match is_woken {
             true => attempt.ask(seen, until).map(Some),
@@ -118,10 +114,19 @@ fn park(attempt: &Attempt<'_>, position: &Queued, deadline: HostInstant) -> bool
 
 /// Gives the position up. A waiter behind learns of it as of a release.
 fn leave(attempt: &Attempt<'_>, created: i64) {
-    let until = attempt.request.now() + CLEANUP_TIME;
+    let until = end_of_clean_up(attempt.request);
     if attempt.store.delete(&attempt.key, created, until).is_err() {
         retire_waiting(attempt);
     }
+}
+
+/// Returns the time until which what a request leaves behind is deleted. The caller waits for that; what is left then ends
+/// with its lease.
+pub(crate) fn end_of_clean_up(request: &AcquireRequest<'_>) -> HostInstant {
+    let last = request.now() + LAST_ATTEMPT;
+    request
+        .deadline()
+        .map_or(last, |deadline| last.min(deadline + LAST_ATTEMPT))
 }
 
 /// Has the keys of this process that wait end soon, unless their waiters move them to another lease.

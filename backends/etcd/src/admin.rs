@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 
 use crate::entry::Entry;
 use crate::examine::examine;
+use crate::failure::Refusal;
 use crate::keys::{CommonKeys, KeyRange, NameKeys, decode, name_prefix};
-use crate::store::{Store, base_in};
-use crate::wire::{KeyValue, Txn, TxnReply, exists_since, key_values, number, put, read_at};
+use crate::store::{Store, base_in, delete_if};
+use crate::wire::{KeyValue, TxnReply, key_values, number, put, read_at};
 
 /// What is known of the leases and of the epochs, asked for once.
 #[derive(Default)]
@@ -45,13 +46,16 @@ impl Admin for Store {
         let Some((created, key)) = held.mark.split_once(' ') else {
             return Ok(false);
         };
-        let txn = Txn {
-            compare: vec![exists_since(key, created.parse().unwrap_or(0))],
-            then: vec![crate::wire::delete(key), put(&self.keys.ended, key, 0)],
-            otherwise: Vec::new(),
-        };
+        let created = created.parse().unwrap_or(0);
+        let mut told = delete_if(key, created);
+        told.then.push(put(&self.keys.ended, key, 0));
         let until = self.client.at_least_one_attempt(deadline);
-        let reply = self.client.txn(txn, until).map_err(Failure::into_error)?;
+        let mut reply = self.client.txn(told, until);
+        if Refusal::Full.is_in(&reply) {
+            // A deletion is possible all the same, and the holder learns of it by its next renewal.
+            reply = self.client.txn(delete_if(key, created), until);
+        }
+        let reply = reply.map_err(Failure::into_error)?;
         Ok(TxnReply(&reply).succeeded())
     }
 

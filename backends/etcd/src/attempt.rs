@@ -5,8 +5,8 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant, Mode};
 use lockkeeper_remote::Failure;
 
-use crate::connection::is_lease_gone;
 use crate::entry::Entry;
+use crate::failure::Refusal;
 use crate::keys::NameKeys;
 use crate::leases::Lease;
 use crate::provider::EtcdLease;
@@ -101,7 +101,7 @@ impl<'a> Attempt<'a> {
             match asked {
                 Ok(Step::Answer(answer)) => return Ok(answer),
                 Ok(Step::Again(next)) => stage = next,
-                Err(failure) if is_lease_gone(&failure) => self.retire(&bound),
+                asked if Refusal::LeaseGone.is_in(&asked) => self.retire(&bound),
                 Err(failure) => {
                     // A request that is still under way must not bind a key to a lease that lives on.
                     if matches!(failure, Failure::Unanswered(_)) {

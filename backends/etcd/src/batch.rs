@@ -1,5 +1,7 @@
 //! Operations of many callers in one transaction.
 
+use std::sync::atomic::Ordering;
+
 use lockkeeper_core::{
     Error, ErrorKind, Grant, HostInstant, Mode, Operation, Released, RenewRequest, Renewal,
 };
@@ -8,15 +10,15 @@ use serde_json::Value;
 
 use crate::acquire::{acquire, try_acquire};
 use crate::attempt::{Attempt, Bound};
-use crate::connection::is_lease_gone;
 use crate::exchange::exchange;
+use crate::failure::Refusal;
 use crate::keys::KeyRange;
 use crate::leases::Lease;
 use crate::provider::EtcdLease;
 use crate::store::{Store, delete_if};
 use crate::wire::{KeyValue, Txn, TxnReply, get, put, revision, unchanged};
 
-/// How many operations travel together. etcd takes 128 in a transaction by default, and counts those of the largest
+/// How many operations travel together at the most. etcd takes 128 in a transaction by default, and counts those of the largest
 /// transaction inside of it as well. It also takes no more comparisons than operations.
 pub(crate) const BATCH: usize = 120;
 
@@ -35,6 +37,11 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
     let Some(latest) = operations.iter().map(Operation::deadline).max() else {
         return;
     };
+    let most = store.most.load(Ordering::Relaxed);
+    if operations.len() > most {
+        let parts = operations.chunks_mut(most);
+        return parts.for_each(|part| batch(store, part));
+    }
     let until = store.client.at_least_one_attempt(latest);
     // Once more if a lease of this process turned out to have ended: then nothing was done. A renewal is
     // repeated as well if its reply is missing, or if an earlier renewal has moved the key. That does no harm.
@@ -53,11 +60,14 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
             return;
         }
         let reply = exchange(store, then, until);
-        if let Err(failure) = &reply
-            && (matches!(failure, Failure::Unanswered(_)) || is_lease_gone(failure))
-        {
+        if Refusal::TooManyOperations.is_in(&reply) && operations.len() > 1 {
+            store.most.store(operations.len() / 2, Ordering::Relaxed);
+            return batch(store, operations);
+        }
+        let is_lease_gone = Refusal::LeaseGone.is_in(&reply);
+        if is_lease_gone || matches!(reply, Err(Failure::Unanswered(_))) {
             parts.iter().for_each(retire);
-            if !is_last && is_lease_gone(failure) {
+            if !is_last && is_lease_gone {
                 continue;
             }
         }

@@ -1,5 +1,6 @@
 //! One connection to a member, and how it is opened.
 
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -33,6 +34,25 @@ struct Member {
     cluster: AtomicU64,
     /// As it is named in the head of a request.
     host: String,
+}
+
+/// A record of TLS that is no handshake.
+const NO_HANDSHAKE: [u8; 10] = [22, 3, 1, 0, 5, 1, 0, 0, 1, 0];
+/// The first byte of TLS's alerts.
+const ALERT: u8 = 21;
+
+impl Member {
+    /// Returns whether the member answers what is no handshake as TLS does.
+    fn speaks_tls(&self) -> bool {
+        let Ok(mut stream) = self.dialer.dial(&self.server, ASIDE_CONNECT_TIME) else {
+            return false;
+        };
+        stream.begin(ASIDE_CONNECT_TIME);
+        let mut first = [0];
+        let sent = stream.write_all(&NO_HANDSHAKE);
+        let read = sent.and_then(|()| stream.read_exact(&mut first));
+        read.is_ok() && first == [ALERT]
+    }
 }
 
 /// Opens connections to the members in turn.
@@ -161,9 +181,14 @@ impl Connector {
         if self.members.len() == 1 {
             return self.log_in_to(member, number, limit);
         }
+        let began = Instant::now();
         let (connection, cluster) = self.ask(member, number, limit, Connection::cluster)?;
         self.check(member, cluster)?;
-        Ok(connection)
+        match connection.http.is_quiet() {
+            true => Ok(connection),
+            // A proxy may close a connection after each reply.
+            false => self.log_in_to(member, number, limit.saturating_sub(began.elapsed())),
+        }
     }
 
     /// Opens a connection to a member and makes a request, within `limit`. If the member does not know the last login,
@@ -211,16 +236,50 @@ impl Connector {
         Ok(())
     }
 
+    /// Opens a connection to a member, and logs in if that is wanted.
     fn log_in_to(
         &self,
         member: &Member,
         number: usize,
         limit: Duration,
     ) -> Result<Connection, Error> {
+        let began = Instant::now();
+        let mut connection = self.open(member, number, limit)?;
+        let Some(login) = &self.login else {
+            return Ok(connection);
+        };
+        // A member of another cluster may answer only when its own log is as long as the one of the token's cluster.
+        let known = match number {
+            ASIDE => None,
+            _ => self.token.lock().clone(),
+        };
+        let left = || limit.saturating_sub(began.elapsed());
+        let token = match known {
+            Some(token) => token,
+            None => {
+                let reply = connection.call("/v3/auth/authenticate", login, left());
+                let reply = reply.map_err(nothing_granted)?;
+                let token = reply.get("token").and_then(Value::as_str);
+                let is_whole = |token: &&str| token.bytes().all(|byte| byte.is_ascii_graphic());
+                let token = token.filter(is_whole).ok_or_else(senseless)?;
+                if number != ASIDE {
+                    *self.token.lock() = Some(token.to_owned());
+                }
+                if !connection.http.is_quiet() {
+                    connection = self.open(member, number, left())?;
+                }
+                token.to_owned()
+            }
+        };
+        connection.http.add_header("Authorization", &token);
+        connection.token = (number != ASIDE).then_some(token);
+        Ok(connection)
+    }
+
+    fn open(&self, member: &Member, number: usize, limit: Duration) -> Result<Connection, Error> {
         if limit.is_zero() {
             return Err(member.server.no_time_to_connect());
         }
-        let began = Instant::now();
         let to_connect = match number {
             ASIDE => limit.min(ASIDE_CONNECT_TIME),
             _ => limit,
@@ -230,7 +289,7 @@ impl Connector {
         let mut http = Http::new(stream, server.clone(), &member.host, self.tls.clone());
         // A member without a leader says so at once.
         http.add_header("Grpc-Metadata-hasleader", "true");
-        let mut connection = Connection {
+        Ok(Connection {
             http,
             open: self.counts.add_connection(),
             server,
@@ -240,30 +299,23 @@ impl Connector {
             tokens: Arc::clone(&self.token),
             unread: Vec::new(),
             searched: 0,
-        };
-        if let Some(login) = &self.login {
-            // A member of another cluster may answer only when its own log is as long as the one of the token's cluster.
-            let known = match number {
-                ASIDE => None,
-                _ => self.token.lock().clone(),
-            };
-            let token = match known {
-                Some(token) => token,
-                None => {
-                    let left = limit.saturating_sub(began.elapsed());
-                    let reply = connection.call("/v3/auth/authenticate", login, left);
-                    let reply = reply.map_err(nothing_granted)?;
-                    let token = reply.get("token").and_then(Value::as_str);
-                    token.ok_or_else(senseless)?.to_owned()
-                }
-            };
-            connection.http.add_header("Authorization", &token);
-            if number != ASIDE {
-                *self.token.lock() = Some(token.clone());
-                connection.token = Some(token);
+        })
+    }
+
+    /// Returns the error for a member that wants TLS, if there is one and this connector speaks none. `error` is why it
+    /// was not opened.
+    pub(crate) fn wanting_tls(&self, error: Error) -> Error {
+        if self.tls.is_some() || error.is_unreachable() || !error.is_retryable() {
+            return error;
+        }
+        match self.members.iter().find(|member| member.speaks_tls()) {
+            None => error,
+            Some(member) => {
+                let server = &member.server;
+                let text = format!("{server} speaks TLS; write etcds:// instead of etcd://");
+                Error::new(ErrorKind::Incompatible, text).with_source(error)
             }
         }
-        Ok(connection)
     }
 
     /// Has the next connection lead to another member than the one of this number.
@@ -321,9 +373,11 @@ impl Connection {
         self.open.counts().add_commands(1);
         let reply = self.http.post(path, body.to_string().as_bytes(), limit);
         let reply = self.noted(reply)?;
-        if reply.status == 200 {
-            let value = serde_json::from_slice(&reply.body);
-            return value.map_err(|_| Failure::Refused(self.server.wrong_protocol("?")));
+        if reply.status == 200
+            && let Ok(value) = serde_json::from_slice::<Value>(&reply.body)
+            && (has_header(&value) || path.starts_with("/v3/maintenance/"))
+        {
+            return Ok(value);
         }
         Err(self.refused(&reply))
     }
@@ -420,9 +474,15 @@ impl Connection {
                 self.forget_login();
                 Failure::Closed(self.server.closed())
             }
-            Meaning::LeaseGone => Failure::Refused(lease_gone()),
         }
     }
+}
+
+/// Returns whether a reply is etcd's: all that a lock needs have a header, and those to keep-alives have it inside of a
+/// result.
+fn has_header(reply: &Value) -> bool {
+    let header = reply.get("header");
+    header.or_else(|| reply.pointer("/result/header")).is_some()
 }
 
 fn other_cluster(member: &Member, other: &Member) -> Error {
@@ -433,15 +493,51 @@ fn other_cluster(member: &Member, other: &Member) -> Error {
     Error::new(ErrorKind::Incompatible, text)
 }
 
-/// The error's text alone identifies it. A caller gets it if the lease has ended for the repeated request as well.
-const LEASE_GONE: &str =
-    "the lease of this process has ended; try again, with a longer ttl where this happens often";
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
 
-fn lease_gone() -> Error {
-    Error::new(ErrorKind::Unavailable, LEASE_GONE)
-}
+    use super::*;
 
-/// Returns whether a request failed since its lease has ended.
-pub(crate) fn is_lease_gone(failure: &Failure) -> bool {
-    matches!(failure, Failure::Refused(error) if error.to_string().contains(LEASE_GONE))
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// Returns a watch of a server that sends these chunks again and again.
+    fn watch(chunks: &'static [&'static str]) -> Connection {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let options = EtcdOptions::tcp("127.0.0.1", listener.local_addr().unwrap().port());
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 1024]);
+            let mut reply = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned();
+            loop {
+                for chunk in chunks {
+                    reply += &format!("{:x}\r\n{chunk}\r\n", chunk.len());
+                }
+                // Until the client closes the connection.
+                if stream.write_all(reply.as_bytes()).is_err() {
+                    return;
+                }
+                reply.clear();
+            }
+        });
+        let mut connection = Connector::new(&options).unwrap().connect(LIMIT).unwrap();
+        connection.watch("{}", LIMIT).unwrap();
+        connection
+    }
+
+    #[test]
+    fn messages_of_a_watch_are_lines_of_any_chunks() {
+        let mut connection = watch(&["1", "2\n34\n5", "\n"]);
+        for expected in [12, 34, 5, 12, 34] {
+            let message = connection.next_message(Some(LIMIT)).unwrap();
+            assert_eq!(message, Some(expected.into()));
+        }
+    }
+
+    #[test]
+    fn message_without_an_end_is_refused() {
+        let mut connection = watch(&["xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"]);
+        assert!(connection.next_message(Some(LIMIT)).is_err());
+        assert!(connection.unread.len() <= LONGEST_MESSAGE + 48);
+    }
 }

@@ -48,6 +48,10 @@ impl Driver for EtcdDriver {
         }
     }
 
+    fn advice(&self, key: &str) -> Option<&'static str> {
+        matches!(key, "ssl" | "tls").then_some("write the scheme `etcds://`")
+    }
+
     /// Each opening raises the epochs of the namespace to the clock.
     fn epochs_follow_clock(&self) -> bool {
         true

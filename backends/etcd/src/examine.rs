@@ -6,6 +6,7 @@ use std::time::Duration;
 use lockkeeper_core::{Error, Finding, HostInstant};
 use serde_json::{Value, json};
 
+use crate::failure::Refusal;
 use crate::store::Store;
 
 /// A member that the URL names, and its status.
@@ -19,7 +20,7 @@ pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Findin
         && told.iter().all(|(_, status)| status.is_err())
     {
         let mut errors = told.iter().filter_map(|(_, status)| status.as_ref().err());
-        return match errors.any(|error| error.to_string().contains("no leader")) {
+        return match errors.any(|error| Refusal::of(error) == Some(Refusal::NoLeader)) {
             true => Ok(vec![no_leader()]),
             false => Err(error.clone()),
         };

@@ -1,6 +1,7 @@
 //! The provider.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 #[cfg(doc)]
@@ -12,8 +13,8 @@ use lockkeeper_core::{
 };
 use lockkeeper_remote::senseless;
 
-use crate::acquire::{CLEANUP_TIME, acquire};
-use crate::batch::{BATCH, batch};
+use crate::acquire::{acquire, end_of_clean_up};
+use crate::batch::batch;
 use crate::store::Store;
 use crate::wire::Seen;
 use crate::{BACKEND, EtcdOptions};
@@ -115,7 +116,7 @@ impl StoreInfo for EtcdProvider {
             .with_max_permits(MAX_PERMITS)
             .with_min_ttl(self.store.min_ttl())
             .with_ttl_step(Duration::from_secs(1))
-            .with_batch(BATCH)
+            .with_batch(self.store.most.load(Ordering::Relaxed))
             .with_attempt_limit(self.store.client.attempt())
     }
 
@@ -137,8 +138,7 @@ impl Backend for EtcdProvider {
 
     /// Deletes the keys of the request. What arrives later is bound to a lease that is not kept alive.
     fn abandon(&self, request: &AcquireRequest<'_>) {
-        let until = request.now() + CLEANUP_TIME;
-        let _ = self.store.forget(request, until);
+        let _ = self.store.forget(request, end_of_clean_up(request));
     }
 
     fn renew(

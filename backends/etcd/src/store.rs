@@ -1,22 +1,27 @@
 //! The parts that a provider, its leases and its threads share.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{AcquireRequest, Clock, Error, HostInstant, LockName, Mode, Timer, epoch_at};
-use lockkeeper_remote::{Failure, nothing_granted, senseless};
+use lockkeeper_remote::{Failure, senseless};
 
+use crate::batch::BATCH;
 use crate::client::Client;
 use crate::entry::Entry;
 use crate::expiry::Expiry;
+use crate::failure::{Refusal, at_opening};
 use crate::keys::{CommonKeys, KeyRange, NameKeys};
 use crate::leases::{Leases, grant};
 use crate::listener::Listener;
 use crate::options::EtcdOptions;
 use crate::wire::{KeyValue, Txn, TxnReply, delete, exists_since, get, is_less, key_values};
 use crate::wire::{none_of, put, range, revision};
+
+/// The shortest lease of a cluster with default time-outs.
+const USUAL_MIN_TTL: Duration = Duration::from_secs(2);
 
 pub(crate) struct Store {
     pub(crate) client: Client,
@@ -27,6 +32,8 @@ pub(crate) struct Store {
     pub(crate) leases: Leases,
     pub(crate) expiry: Expiry,
     pub(crate) listener: Arc<Listener>,
+    /// How many operations travel together: less than [`BATCH`] where the server has refused so many.
+    pub(crate) most: AtomicUsize,
     /// How many batches to come are not joined.
     pub(crate) unjoined: AtomicU32,
     /// The number that epochs add to the revision, as it was last seen; 0 is unknown.
@@ -72,6 +79,7 @@ impl Store {
             expiry: Expiry::new(Timer::new(Arc::clone(&clock))),
             clock,
             leases: Leases::default(),
+            most: AtomicUsize::new(BATCH),
             unjoined: AtomicU32::default(),
             base: AtomicU64::default(),
             largest_epoch: AtomicU64::default(),
@@ -79,18 +87,28 @@ impl Store {
             min_ttl: OnceLock::new(),
         });
         let until = store.clock.now() + options.remote.connect_timeout;
-        let (lease, least) = grant(&store, 1, until).map_err(nothing_granted)?;
-        store.leases.add(least, lease);
-        let _ = store.min_ttl.set(Duration::from_secs(least));
+        let granted = grant(&store, 1, until);
+        // A cluster that is full grants nothing, and an operator may look at what is held, and free it.
+        if !Refusal::Full.is_in(&granted) {
+            let error = |failure| store.client.connector.wanting_tls(at_opening(failure));
+            let (lease, least) = granted.map_err(error)?;
+            store.leases.add(least, lease);
+            let _ = store.min_ttl.set(Duration::from_secs(least));
+        }
         let left = until.saturating_since(store.clock.now());
         store.client.connector.compare(left / 2)?;
-        store.raise_base(None, until).map_err(nothing_granted)?;
+        let raised = store.raise_base(None, until);
+        match Refusal::Full.is_in(&raised) {
+            // The first grant raises it.
+            true => store.note_epoch(epoch_at(SystemTime::now())),
+            false => drop(raised.map_err(at_opening)?),
+        }
         store.expiry.start(Arc::downgrade(&store))?;
         Ok(store)
     }
 
     pub(crate) fn min_ttl(&self) -> Duration {
-        self.min_ttl.get().copied().unwrap_or_default()
+        self.min_ttl.get().copied().unwrap_or(USUAL_MIN_TTL)
     }
 
     pub(crate) fn name_keys(&self, name: &LockName, mode: Mode) -> NameKeys {

@@ -5,12 +5,12 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::backends::{self, etcd::EtcdProvider};
-use lockkeeper::{LockKeeper, Released};
+use lockkeeper::{ErrorKind, LockKeeper, Released};
 use lockkeeper_testkit::{EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, until};
 
 use super::Case;
 use super::relay::{Held, relay};
-use crate::faults::{FaultServer, WAIT_LIMIT};
+use crate::faults::{FaultServer, WAIT_LIMIT, opened};
 
 pub(super) const CASES: &[Case] = &[
     ("late_grant_leaves_the_key", late_grant),
@@ -18,6 +18,7 @@ pub(super) const CASES: &[Case] = &[
     ("late_renewal_leaves_the_key", late_renewal),
     ("lost_reply_to_a_renewal_keeps_the_lock", lost_reply),
     ("lost_reply_to_an_attempt_finds_its_grant", lost_grant),
+    ("unreadable_reply_leaves_no_key_for_long", unreadable_reply),
     ("lost_reply_to_a_permit_keeps_within_its_slots", lost_permit),
     ("keepers_of_one_provider_wait_in_turn", one_provider),
     ("key_on_another_lease_is_moved_again", other_lease),
@@ -177,6 +178,32 @@ fn lost_grant(kind: EtcdKind) {
         assert_eq!(guard.release().unwrap(), Released::Done);
         assert_eq!(rig.key().len(), 0);
     }
+}
+
+/// Another lock keeps the lease alive to which the key was bound.
+fn unreadable_reply(kind: EtcdKind) {
+    const REPLIES: [&[u8]; 3] = [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
+        b"HTTP/1.1 500 x\r\nContent-Length: 6\r\n\r\n<html>",
+        b"HTTP/1.1 429 x\r\nContent-Length: 22\r\n\r\n{\"message\":\"too many\"}",
+    ];
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let held = Arc::<Mutex<Held>>::default();
+    let url = server.base_url(relay(&held, server.addr()));
+    let keys = "ttl=2s&response_timeout=500ms&connect_timeout=500ms";
+    let keeper = opened(&format!("{url}{keys}"));
+    let kept = keeper.lock("b").unwrap();
+    for reply in REPLIES {
+        held.lock().unwrap().unreadable = Some((EtcdServer::LOCK_REQUEST, reply));
+        let error = keeper.try_lock("a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        held.lock().unwrap().unreadable = None;
+        until("the key has ended", || {
+            let keys = server.keys("lockkeeper/default/l/a/").unwrap();
+            keys.is_empty()
+        });
+    }
+    assert!(kept.is_held());
 }
 
 /// All slots are in use when it asks again, one of them by itself.

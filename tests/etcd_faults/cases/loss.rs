@@ -9,7 +9,8 @@ use lockkeeper::backend::{AcquireRequest, AttemptRequest, Backend, Operation, St
 use lockkeeper::backends::etcd;
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{
-    AcquireOptions, LeasePolicy, LockGuard, LockKeeper, LockName, Mode, Released, WaitOutcome,
+    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, Mode, Released,
+    WaitOutcome,
 };
 use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, until};
 
@@ -25,6 +26,10 @@ pub(super) const CASES: &[Case] = &[
     ("waiters_are_told_of_releases", waiters_are_told),
     ("locks_are_shown_by_few_requests", few_requests),
     ("locks_are_kept_alive_by_few_requests", few_keep_alives),
+    (
+        "locks_are_kept_where_a_transaction_is_short",
+        short_transactions,
+    ),
     ("tokens_grow_over_a_new_cluster", tokens_grow),
     ("tokens_grow_over_a_raised_base", tokens_grow_when_raised),
     ("released_name_leaves_one_key", one_key_is_reused),
@@ -32,6 +37,7 @@ pub(super) const CASES: &[Case] = &[
     ("forgotten_fixed_lease_ends", forgotten_fixed_lease_ends),
     ("late_request_binds_no_lock_for_long", late_request),
     ("full_database_is_told", full_database),
+    ("full_database_lets_operators_in", full_database_lets_in),
     ("permits_of_a_batch_fail_together", failed_permits),
 ];
 
@@ -168,7 +174,20 @@ fn few_requests(kind: EtcdKind) {
 /// Each lock is renewed some three times while another one with a fixed lease ends.
 fn few_keep_alives(kind: EtcdKind) {
     let server = start(kind);
-    let keeper = FaultServer::open(&server, "ttl=3s");
+    let asked = keep_for_a_ttl(&server);
+    assert!((1..100).contains(&asked), "{asked}");
+}
+
+/// The server refuses as many operations in one transaction as renewals would have.
+fn short_transactions(kind: EtcdKind) {
+    let options = EtcdOptions::new().arg("--max-txn-ops=20");
+    let server = EtcdServer::start(kind, &options).unwrap();
+    keep_for_a_ttl(&server);
+}
+
+/// Holds a hundred locks for longer than their ttl. Returns how many commands that took.
+fn keep_for_a_ttl(server: &EtcdServer) -> u64 {
+    let keeper = FaultServer::open(server, "ttl=3s");
     let held: Vec<_> = (0..100)
         .map(|number| keeper.lock(format!("held-{number}")).unwrap())
         .collect();
@@ -179,8 +198,8 @@ fn few_keep_alives(kind: EtcdKind) {
     let before = commands();
     assert_eq!(other.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     let asked = commands() - before;
-    assert!((1..100).contains(&asked), "{asked}");
     assert!(held.iter().all(LockGuard::is_held));
+    asked
 }
 
 /// Revisions begin again, and tokens do not.
@@ -329,22 +348,44 @@ fn late_request(kind: EtcdKind) {
     server.assert_clean();
 }
 
+fn set_alarm(server: &EtcdServer, action: &str) {
+    let body = serde_json::json!({ "action": action, "alarm": "NOSPACE" });
+    server.call("/v3/maintenance/alarm", &body).unwrap();
+}
+
 fn full_database(kind: EtcdKind) {
     let server = start(kind);
     let keeper = open_long(&server);
-    let alarm = |action: &str| {
-        let body = serde_json::json!({ "action": action, "alarm": "NOSPACE" });
-        server.call("/v3/maintenance/alarm", &body).unwrap();
-    };
-    alarm("ACTIVATE");
+    set_alarm(&server, "ACTIVATE");
     let error = keeper.try_lock("a").unwrap_err();
     assert!(error.to_string().contains("full"), "{error:?}");
     let admin = keeper.admin().unwrap();
     let found = admin.examine(SystemClock.now() + WAIT_LIMIT).unwrap();
     let found = found.iter().find(|it| it.topic == "alarms").unwrap();
     assert_eq!(found.severity, Severity::Unusable, "{found:?}");
-    alarm("DEACTIVATE");
+    set_alarm(&server, "DEACTIVATE");
     drop(keeper.try_lock("a").unwrap().expect("it is free"));
+}
+
+fn full_database_lets_in(kind: EtcdKind) {
+    let server = start(kind);
+    let keeper = open_long(&server);
+    let held = keeper.lock("a").unwrap();
+    set_alarm(&server, "ACTIVATE");
+    let operator = open_long(&server);
+    let admin = operator.admin().unwrap();
+    let deadline = SystemClock.now() + WAIT_LIMIT;
+    let shown = admin.held(None, deadline).unwrap();
+    let [shown] = &shown[..] else {
+        panic!("it is held once: {shown:?}");
+    };
+    assert!(admin.force_release(shown, deadline).unwrap());
+    assert_eq!(admin.held(None, deadline).unwrap(), []);
+    assert!(operator.try_lock("a").is_err());
+    set_alarm(&server, "DEACTIVATE");
+    let next = operator.try_lock("a").unwrap().expect("it is free");
+    assert!(next.token() > held.token());
+    assert_eq!(held.renew().unwrap_err().kind(), ErrorKind::Lost);
 }
 
 /// A server that says nothing costs a batch one wait, and not one for each permit.

@@ -1,6 +1,7 @@
 //! Users, certificates and other servers.
 
 use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper::admin::{Finding, Severity};
@@ -13,6 +14,7 @@ use lockkeeper_testkit::{
 use serde_json::{Value, json};
 
 use super::Case;
+use super::relay::{Held, relay};
 use crate::faults::{WAIT_LIMIT, fake_server, opened, refused};
 
 pub(super) const CASES: &[Case] = &[
@@ -22,6 +24,8 @@ pub(super) const CASES: &[Case] = &[
         "login_that_ended_is_renewed_by_one_request",
         login_that_ended,
     ),
+    ("token_is_checked", checked_token),
+    ("proxy_may_close_after_each_reply", closing_proxy),
     ("certificates", certificates),
     ("client_certificates", client_certificates),
     ("handshakes_that_are_cut_are_an_outage", cut_handshakes),
@@ -160,6 +164,41 @@ fn login_that_ended(kind: EtcdKind) {
     assert!(shown.is_empty());
 }
 
+/// A token of the server goes into the head of each request.
+fn checked_token(kind: EtcdKind) {
+    let reply = b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n{\"header\":{},\"token\":\"a\\r\\nInjected: b\"}";
+    let server = fake_server(b"", reply, 1);
+    let incompatible = ErrorKind::Incompatible;
+    refused(
+        &format!("etcd://me:s3cret@{server}"),
+        incompatible,
+        &["makes no sense"],
+    );
+    let _ = kind;
+}
+
+/// A connection that has logged in is closed, too, and the one that watches.
+fn closing_proxy(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    add_users(&server);
+    let held = Arc::<Mutex<Held>>::default();
+    held.lock().unwrap().closes = true;
+    let [one, other] = [(); 2].map(|()| relay(&held, server.addr()).to_string());
+    let hosts = format!("{one},{other}");
+    let url = with_login(&server, "me:open-sesame", "ttl=10m");
+    let rival = opened(&url);
+    let keeper = opened(&url.replace(&server.addr().to_string(), &hosts));
+    let taken = rival.lock("a").unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.try_lock_for("a", WAIT_LIMIT).unwrap().is_some());
+        until("all watches are confirmed", || {
+            held.lock().unwrap().is_watched()
+        });
+        taken.release().unwrap();
+        assert!(waiting.join().unwrap());
+    });
+}
+
 fn certificates(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new().tls()).unwrap();
     let url = server.tls_url().unwrap();
@@ -173,8 +212,14 @@ fn certificates(kind: EtcdKind) {
     refused(&plain, ErrorKind::Incompatible, &["TLS"]);
     refused(
         &url.replace("etcds:", "etcd:"),
-        ErrorKind::Unavailable,
-        &["cut"],
+        ErrorKind::Incompatible,
+        &["etcds:"],
+    );
+    let known = &["etcds:"];
+    refused(
+        &format!("{}/?tls=on", server.url()),
+        ErrorKind::UnknownKey,
+        known,
     );
 }
 

@@ -23,6 +23,10 @@ pub(super) struct Held {
     pub(super) paused: Option<(Needles, Arc<Barrier>)>,
     /// Requests that contain this are answered as by a member that cannot serve.
     pub(super) refused: Option<&'static str>,
+    /// Requests that contain this are carried out, and have a reply that is not etcd's.
+    pub(super) unreadable: Option<(&'static str, &'static [u8])>,
+    /// Whether the server closes a connection after each reply.
+    pub(super) closes: bool,
     /// The streams of watches, each with its request and its reply so far.
     pub(super) streams: Vec<[String; 2]>,
 }
@@ -60,6 +64,15 @@ impl Held {
         })
     }
 
+    /// Has a request carried out if its reply is to be another one, which is returned.
+    fn replaces(&self, request: &[u8], target: SocketAddr) -> Option<&'static [u8]> {
+        let (_, reply) = self.unreadable.filter(|(it, _)| has(request, &[it]))?;
+        let mut server = TcpStream::connect(target).unwrap();
+        server.write_all(&closing(request)).unwrap();
+        server.read_to_end(&mut Vec::new()).unwrap();
+        Some(reply)
+    }
+
     fn refuses(&self, request: &[u8]) -> bool {
         self.refused.is_some_and(|it| has(request, &[it]))
     }
@@ -68,6 +81,13 @@ impl Held {
 fn has(request: &[u8], all: &[&str]) -> bool {
     let text = String::from_utf8_lossy(request);
     all.iter().all(|it| text.contains(it))
+}
+
+/// Returns a request after which the server closes the connection.
+fn closing(request: &[u8]) -> Vec<u8> {
+    let text = str::from_utf8(request).unwrap();
+    text.replacen("Host:", "Connection: close\r\nHost:", 1)
+        .into()
 }
 
 /// Leads connections to `target`, and returns the address for them.
@@ -114,6 +134,10 @@ pub(super) fn relay(held: &Arc<Mutex<Held>>, target: SocketAddr) -> SocketAddr {
                     *stream.lock().unwrap() = held.stream(request);
                     let sent = if held.refuses(request) {
                         client.write_all(UNFIT)
+                    } else if let Some(reply) = held.replaces(request, target) {
+                        client.write_all(reply)
+                    } else if held.closes {
+                        server.write_all(&closing(request))
                     } else if held.takes(request) {
                         Ok(())
                     } else {
