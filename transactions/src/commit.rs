@@ -27,11 +27,13 @@ pub trait CommitIn {
     ///
     /// Return every error of the database from `work`. Do not commit or roll back in it, also not by a statement that
     /// commits implicitly, such as `CREATE TABLE` on MySQL. On SQLite the locks must be in another file than the data.
+    /// If the work ends the transaction nevertheless, and then fails, that is [`CommitError::Unknown`]. So it is where
+    /// SQLite ends it, as `INSERT OR ROLLBACK` does.
     ///
     /// # Errors
     /// [`CommitError`] says why the transaction was rolled back, or that the database did not reply to the commit. A
-    /// guard that is lost already is [`CommitError::Lock`], and `work` does not run. A connection of Diesel on which a
-    /// transaction is open already is [`CommitError::Database`], and `work` does not run.
+    /// guard that is lost already is [`CommitError::Lock`], and `work` does not run. A connection on which a transaction is
+    /// open already is [`CommitError::Database`], and `work` does not run; nothing of that transaction is committed.
     fn commit_in<Kind, C: Transactional<Kind>, T, E>(
         &self,
         connection: &mut C,

@@ -19,8 +19,8 @@ pub enum CommitError<E, D> {
     Lock(Error),
     /// The database refused to begin the transaction, to run its last statement, or to commit. Nothing was committed.
     Database(D),
-    /// The database did not reply to the commit: the transaction is committed or rolled back. Look at the data
-    /// before the work is repeated.
+    /// The transaction is committed or rolled back: the database did not reply to the commit, or the work itself ended
+    /// the transaction. Look at the data before the work is repeated.
     Unknown(D),
 }
 
@@ -42,7 +42,7 @@ impl<E: fmt::Display, D: fmt::Display> fmt::Display for CommitError<E, D> {
             Self::Database(error) => write!(f, "rolled back by the database: {error}"),
             Self::Unknown(error) => write!(
                 f,
-                "the database did not reply to the commit, so the transaction is committed or rolled back; look at the data before you repeat it: {error}"
+                "the database did not reply to the commit, or the work ended the transaction itself, so it is committed or rolled back; look at the data before you repeat it: {error}"
             ),
         }
     }

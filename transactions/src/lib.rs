@@ -21,7 +21,7 @@
 //!     Err(CommitError::Work(error)) => println!("rolled back, because the work failed: {error}"),
 //!     Err(CommitError::Lock(error)) => println!("rolled back, because the lock was lost: {error}"),
 //!     Err(CommitError::Database(error)) => println!("rolled back by the database: {error}"),
-//!     Err(CommitError::Unknown(error)) => println!("no reply to COMMIT, look at the data: {error}"),
+//!     Err(CommitError::Unknown(error)) => println!("committed or not, look at the data: {error}"),
 //! }
 //! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())

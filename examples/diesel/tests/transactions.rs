@@ -86,6 +86,23 @@ macro_rules! cases {
                 });
                 nested.unwrap();
 
+                // What the work itself has committed is not rolled back.
+                let committed: Ended = guard.commit_in(data, |data| {
+                    diesel::delete(sold::table).execute(data)?;
+                    data.batch_execute("COMMIT")?;
+                    Err(DieselError::RollbackTransaction)
+                });
+                assert!(matches!(committed, Err(CommitError::Unknown(_))), "{committed:?}");
+                assert_eq!(rows(data), 0);
+                sell(&guard, data, || {}).unwrap();
+
+                // Nor is a transaction committed that Diesel does not know of.
+                data.batch_execute("BEGIN; DELETE FROM sold").unwrap();
+                let inside = sell(&guard, data, || panic!("the work ran"));
+                assert!(matches!(inside, Err(CommitError::Database(_))), "{inside:?}");
+                data.batch_execute("ROLLBACK").unwrap();
+                assert_eq!(rows(data), 1);
+
                 let lost = sell(&guard, data, || take_away(&operator, &guard));
                 let Err(CommitError::Lock(error)) = lost else {
                     panic!("{lost:?}");

@@ -13,6 +13,7 @@ use diesel::query_dsl::LoadQuery;
 use diesel::result::{DatabaseErrorKind, Error};
 use diesel::{QueryResult, QueryableByName, RunQueryDsl as _};
 
+use super::ended_by_work;
 use crate::connection::{Database, OpenTransaction, Transactional};
 use crate::error::CommitError;
 
@@ -40,7 +41,11 @@ where
         work: impl for<'c> FnOnce(&mut C) -> Result<T, CommitError<E, Error>>,
     ) -> Result<T, CommitError<E, Error>> {
         let transaction = Open::begin(self).map_err(CommitError::Database)?;
-        let value = work(&mut *transaction.connection)?;
+        let result = work(&mut *transaction.connection);
+        if was_ended(&mut *transaction.connection, result.is_err()) {
+            return Err(CommitError::Unknown(Error::NotInTransaction));
+        }
+        let value = result?;
         transaction.commit()?;
         Ok(value)
     }
@@ -93,8 +98,14 @@ impl<'c, C: Connection + 'static> Open<'c, C> {
         if depth(connection)? > 0 {
             return Err(Error::AlreadyInTransaction);
         }
-        if database_of::<C>() == Database::Sqlite {
-            connection.batch_execute("BEGIN IMMEDIATE")?;
+        // On a server: what it refuses within another transaction, of which Diesel does not know.
+        let begin = match database_of::<C>() {
+            Database::Sqlite => "BEGIN IMMEDIATE",
+            Database::PostgreSql => "START TRANSACTION NOT DEFERRABLE",
+            Database::MySql => "SET TRANSACTION READ WRITE",
+        };
+        connection.batch_execute(begin)?;
+        if database_of::<C>() != Database::MySql {
             if let TransactionManagerStatus::Valid(status) = status(connection) {
                 status.change_transaction_depth(TransactionDepthChange::IncreaseDepth)?;
             }
@@ -134,6 +145,22 @@ fn status<C: Connection>(connection: &mut C) -> &mut TransactionManagerStatus {
 fn depth<C: Connection>(connection: &mut C) -> QueryResult<u32> {
     let depth = status(connection).transaction_depth()?;
     Ok(depth.map_or(0, u32::from))
+}
+
+/// Returns whether the work has ended the transaction itself. `has_failed`: the transaction is not committed otherwise.
+fn was_ended<C>(connection: &mut C, has_failed: bool) -> bool
+where
+    C: LoadConnection + 'static,
+    for<'q> SqlQuery: LoadQuery<'q, C, Row>,
+{
+    match (depth(connection), database_of::<C>()) {
+        (Ok(0), _) => true,
+        // Diesel knows the status of a connection to PostgreSQL. A broken connection has no transaction.
+        (Err(_), _) | (Ok(_), Database::PostgreSql) => false,
+        // Fails within a transaction. Dropping the transaction ends the new one.
+        (Ok(_), Database::Sqlite) => connection.batch_execute("BEGIN").is_ok(),
+        (Ok(_), Database::MySql) => has_failed && ended_by_work(connection).is_some(),
+    }
 }
 
 /// Refuses a connection without a transaction: a lock of the statement would be released at its end.

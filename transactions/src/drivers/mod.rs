@@ -8,3 +8,29 @@ mod mysql;
 mod postgres;
 #[cfg(feature = "rusqlite")]
 mod rusqlite;
+
+#[cfg(any(feature = "diesel", feature = "mysql"))]
+use crate::connection::OpenTransaction;
+
+/// The errors after which MySQL or MariaDB may have rolled a transaction back: lock wait timeout, deadlock (also of
+/// Galera), conflict of Group Replication.
+#[cfg(any(feature = "diesel", feature = "mysql"))]
+const ROLLED_BACK: [i64; 3] = [1205, 1213, 3101];
+
+/// Returns the error of MySQL or MariaDB if the work has ended the transaction itself, as `COMMIT` and `CREATE TABLE` do:
+/// there is a savepoint only in a transaction.
+#[cfg(any(feature = "diesel", feature = "mysql"))]
+fn ended_by_work<Kind, X: OpenTransaction<Kind>>(transaction: &mut X) -> Option<X::Error> {
+    // First, since each further statement replaces what the last one of the work has reported.
+    let stored = transaction.execute("GET DIAGNOSTICS CONDITION 1 @lockkeeper_error = MYSQL_ERRNO");
+    let read =
+        |_| transaction.query("SELECT CAST(coalesce(@lockkeeper_error, 0) AS SIGNED) AS held");
+    if stored
+        .and_then(read)
+        .is_ok_and(|code| ROLLED_BACK.contains(&code))
+    {
+        return None;
+    }
+    transaction.execute("SAVEPOINT lockkeeper").ok()?;
+    transaction.execute("RELEASE SAVEPOINT lockkeeper").err()
+}

@@ -1,8 +1,9 @@
 //! Connections of the crate `mysql`.
 
 use mysql::prelude::Queryable as _;
-use mysql::{Conn, Error, PooledConn, Transaction, TxOpts};
+use mysql::{AccessMode, Conn, Error, PooledConn, Transaction, TxOpts};
 
+use super::ended_by_work;
 use crate::connection::{Database, OpenTransaction, Transactional};
 use crate::error::CommitError;
 
@@ -18,7 +19,7 @@ impl Transactional for Conn {
         &mut self,
         work: impl for<'c> FnOnce(&mut Transaction<'c>) -> Result<T, CommitError<E, Error>>,
     ) -> Result<T, CommitError<E, Error>> {
-        run(self.start_transaction(TxOpts::default()), work)
+        run(self.start_transaction(writer()), work)
     }
 }
 
@@ -30,8 +31,14 @@ impl Transactional for PooledConn {
         &mut self,
         work: impl for<'c> FnOnce(&mut Transaction<'c>) -> Result<T, CommitError<E, Error>>,
     ) -> Result<T, CommitError<E, Error>> {
-        run(self.start_transaction(TxOpts::default()), work)
+        run(self.start_transaction(writer()), work)
     }
+}
+
+/// Returns the options of a transaction that writes. Within another transaction, the server refuses to set them;
+/// `START TRANSACTION` alone would commit that one.
+fn writer() -> TxOpts {
+    TxOpts::default().set_access_mode(Some(AccessMode::ReadWrite))
 }
 
 /// Does the work in a transaction. Dropping the transaction rolls it back.
@@ -40,7 +47,8 @@ fn run<T, E>(
     work: impl for<'c> FnOnce(&mut Transaction<'c>) -> Result<T, CommitError<E, Error>>,
 ) -> Result<T, CommitError<E, Error>> {
     let mut transaction = begun.map_err(CommitError::Database)?;
-    let value = work(&mut transaction)?;
+    let value = work(&mut transaction)
+        .map_err(|error| ended_by_work(&mut transaction).map_or(error, CommitError::Unknown))?;
     match transaction.commit() {
         Ok(()) => Ok(value),
         Err(Error::MySqlError(error)) if REFUSALS.contains(&error.code) => {

@@ -14,9 +14,19 @@ impl Transactional for Client {
         &mut self,
         work: impl for<'c> FnOnce(&mut Transaction<'c>) -> Result<T, CommitError<E, Error>>,
     ) -> Result<T, CommitError<E, Error>> {
-        let mut transaction = self.transaction().map_err(CommitError::Database)?;
-        // Dropping the transaction rolls it back.
-        let value = work(&mut transaction)?;
+        // Within another transaction that has read or written, PostgreSQL refuses this option, which is the default.
+        let begun = self.build_transaction().deferrable(false).start();
+        let mut transaction = begun.map_err(CommitError::Database)?;
+        let value = match work(&mut transaction) {
+            Ok(value) => value,
+            // Fails if no transaction is open. Dropping the transaction ends the new one.
+            Err(error) => match transaction.batch_execute("ROLLBACK AND CHAIN") {
+                Err(ended) if ended.code() == Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION) => {
+                    return Err(CommitError::Unknown(ended));
+                }
+                _ => return Err(error),
+            },
+        };
         match transaction.commit() {
             Ok(()) => Ok(value),
             Err(error) if is_refusal(&error) => Err(CommitError::Database(error)),

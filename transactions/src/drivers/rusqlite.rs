@@ -15,8 +15,14 @@ impl Transactional for Connection {
     ) -> Result<T, CommitError<E, Error>> {
         let begun = self.transaction_with_behavior(TransactionBehavior::Immediate);
         let mut transaction = begun.map_err(CommitError::Database)?;
+        let result = work(&mut transaction);
+        if transaction.is_autocommit() {
+            // The work has ended the transaction, by a commit or not. The error of this statement says so.
+            let ended = transaction.execute_batch("COMMIT");
+            ended.map_err(CommitError::Unknown)?;
+        }
         // Dropping the transaction rolls it back.
-        let value = work(&mut transaction)?;
+        let value = result?;
         // SQLite is no server: a commit that fails has not happened.
         transaction.commit().map_err(CommitError::Database)?;
         Ok(value)

@@ -16,6 +16,12 @@ pub(crate) trait Application: Transactional<Error: Debug> {
     /// Inserts a row in the transaction.
     fn sell(transaction: &mut Self::Transaction<'_>) -> Result<(), Self::Error>;
 
+    /// Runs a statement in the transaction.
+    fn run(transaction: &mut Self::Transaction<'_>, sql: &str) -> Result<(), Self::Error>;
+
+    /// Runs a statement on the connection itself.
+    fn run_outside(&mut self, sql: &str);
+
     /// Returns the number of rows, outside of a transaction.
     fn sold(&mut self) -> i64;
 }

@@ -70,6 +70,50 @@ pub(crate) fn failed_work<A: Application>(url: &str, application: &mut A) {
     assert_eq!(sell(&guard, application, || {}).unwrap(), 7);
 }
 
+/// What the work itself has committed is not said to be rolled back, whether it fails or the lock is lost.
+pub(crate) fn commit_in_the_work<A: Application>(url: &str, application: &mut A, commit: &str) {
+    let [keeper, operator] = [(); 2].map(|()| open(url));
+    let guard = keeper.lock("seat:42").unwrap();
+    let failed = guard.commit_in(application, |transaction| {
+        A::sell(transaction).unwrap();
+        A::run(transaction, commit).unwrap();
+        Err::<(), _>("sold out")
+    });
+    assert!(matches!(failed, Err(CommitError::Unknown(_))), "{failed:?}");
+    assert_eq!(application.sold(), 1);
+    let lost = guard.commit_in(application, |transaction| {
+        A::sell(transaction)?;
+        A::run(transaction, "COMMIT")?;
+        take_away(&operator, guard.name());
+        Ok::<_, A::Error>(())
+    });
+    assert!(matches!(lost, Err(CommitError::Unknown(_))), "{lost:?}");
+    assert_eq!(application.sold(), 2);
+    let guard = keeper.lock("seat:42").unwrap();
+    assert_eq!(sell(&guard, application, || {}).unwrap(), 7);
+}
+
+/// A connection on which a transaction is open is refused, and that transaction is not committed.
+pub(crate) fn open_transaction<A: Application>(
+    url: &str,
+    application: &mut A,
+    statements: [&str; 2],
+) {
+    let keeper = open(url);
+    let guard = keeper.lock("seat:42").unwrap();
+    for statement in statements {
+        application.run_outside(statement);
+    }
+    let refused = sell(&guard, application, || panic!("the work ran"));
+    assert!(
+        matches!(refused, Err(CommitError::Database(_))),
+        "{refused:?}"
+    );
+    application.run_outside("ROLLBACK");
+    assert_eq!(application.sold(), 0);
+    assert_eq!(sell(&guard, application, || {}).unwrap(), 7);
+}
+
 /// A lock that an operator takes away during the work is noticed before the commit.
 pub(crate) fn loss_during_the_work<A: Application>(url: &str, application: &mut A) {
     let [keeper, operator] = [(); 2].map(|()| open(url));

@@ -1,5 +1,6 @@
 //! The crate `mysql`, on MySQL and MariaDB.
 
+use lockkeeper::transactions::{CommitError, CommitIn as _};
 use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{
     Fault, MySqlKind, MySqlOptions, MySqlServer, PooledServer, Proxy, ServerPool,
@@ -9,6 +10,9 @@ use mysql::{Conn, Error, Opts, Pool, PooledConn, Transaction};
 
 use crate::application::Application;
 use crate::cases::{self, Proved};
+
+/// The error of a deadlock, after which the server has rolled the transaction back.
+const DEADLOCK: u16 = 1213;
 
 static SERVERS: ServerPool<MySqlKind, MySqlServer> = ServerPool::new(
     |kind| MySqlServer::start(kind, &MySqlOptions::new()),
@@ -36,6 +40,14 @@ impl Application for Conn {
         transaction.query_drop(SELL)
     }
 
+    fn run(transaction: &mut Transaction<'_>, sql: &str) -> Result<(), Error> {
+        transaction.query_drop(sql)
+    }
+
+    fn run_outside(&mut self, sql: &str) {
+        self.query_drop(sql).unwrap();
+    }
+
     fn sold(&mut self) -> i64 {
         self.query_first(SOLD).unwrap().unwrap()
     }
@@ -44,6 +56,14 @@ impl Application for Conn {
 impl Application for PooledConn {
     fn sell(transaction: &mut Transaction<'_>) -> Result<(), Error> {
         transaction.query_drop(SELL)
+    }
+
+    fn run(transaction: &mut Transaction<'_>, sql: &str) -> Result<(), Error> {
+        transaction.query_drop(sql)
+    }
+
+    fn run_outside(&mut self, sql: &str) {
+        self.query_drop(sql).unwrap();
     }
 
     fn sold(&mut self) -> i64 {
@@ -104,6 +124,17 @@ pub(crate) fn cases() -> Vec<Case<MySqlKind>> {
             let server = start(kind);
             cases::loss_of_one_of_several(&server.url(), &mut connect(&server.url()));
         }),
+        ("commit_in_the_work_is_unknown", |kind| {
+            let server = start(kind);
+            let mut connection = connect(&server.url());
+            let implicit = "CREATE OR REPLACE VIEW all_sold AS SELECT * FROM sold";
+            cases::commit_in_the_work(&server.url(), &mut connection, implicit);
+        }),
+        ("connection_in_a_transaction_is_refused", |kind| {
+            let server = start(kind);
+            cases::open_transaction(&server.url(), &mut connect(&server.url()), ["BEGIN", SELL]);
+        }),
+        ("deadlock_is_rolled_back", deadlock_is_rolled_back),
         ("panic_in_the_work_is_rolled_back", |kind| {
             let server = start(kind);
             cases::panic_in_the_work(&server.url(), &mut connect(&server.url()));
@@ -120,4 +151,39 @@ pub(crate) fn cases() -> Vec<Case<MySqlKind>> {
             assert_eq!(other.sold(), 1);
         }),
     ]
+}
+
+/// The server itself ends the transaction, so the error of the work stays what it is.
+fn deadlock_is_rolled_back(kind: MySqlKind) {
+    let server = start(kind);
+    let [mut first, mut second] = [(); 2].map(|()| connect(&server.url()));
+    first
+        .query_drop("INSERT INTO sold VALUES (1), (2)")
+        .unwrap();
+    let update = |id: u8| format!("UPDATE sold SET id = id WHERE id = {id}");
+    // The transaction that has changed less is rolled back.
+    second.query_drop("BEGIN").unwrap();
+    second
+        .query_drop("INSERT INTO sold VALUES (10), (11), (12)")
+        .unwrap();
+    second.query_drop(update(1)).unwrap();
+    let keeper = cases::open(&server.url());
+    let guard = keeper.lock("seat:42").unwrap();
+    let ended = std::thread::scope(|scope| {
+        guard.commit_in(&mut first, |transaction| {
+            transaction.query_drop(update(2))?;
+            let other = scope.spawn(|| {
+                second
+                    .query_drop(update(2))
+                    .and_then(|()| second.query_drop("COMMIT"))
+            });
+            let failed = transaction.query_drop(update(1));
+            other.join().unwrap().unwrap();
+            failed
+        })
+    });
+    let Err(CommitError::Work(Error::MySqlError(error))) = ended else {
+        panic!("{ended:?}");
+    };
+    assert_eq!(error.code, DEADLOCK);
 }

@@ -30,9 +30,19 @@ pub(crate) fn connect(url: &str) -> Client {
     connection
 }
 
+const SELL: &str = "INSERT INTO sold DEFAULT VALUES";
+
 impl Application for Client {
     fn sell(transaction: &mut Transaction<'_>) -> Result<(), Error> {
-        transaction.batch_execute("INSERT INTO sold DEFAULT VALUES")
+        transaction.batch_execute(SELL)
+    }
+
+    fn run(transaction: &mut Transaction<'_>, sql: &str) -> Result<(), Error> {
+        transaction.batch_execute(sql)
+    }
+
+    fn run_outside(&mut self, sql: &str) {
+        self.batch_execute(sql).unwrap();
     }
 
     fn sold(&mut self) -> i64 {
@@ -82,6 +92,14 @@ pub(crate) fn cases() -> Vec<Case<PostgresKind>> {
         ("loss_of_one_of_several_names_is_rolled_back", |kind| {
             let server = start(kind);
             cases::loss_of_one_of_several(&server.url(), &mut connect(&server.url()));
+        }),
+        ("commit_in_the_work_is_unknown", |kind| {
+            let server = start(kind);
+            cases::commit_in_the_work(&server.url(), &mut connect(&server.url()), "COMMIT");
+        }),
+        ("connection_in_a_transaction_is_refused", |kind| {
+            let server = start(kind);
+            cases::open_transaction(&server.url(), &mut connect(&server.url()), ["BEGIN", SELL]);
         }),
         ("panic_in_the_work_is_rolled_back", |kind| {
             let server = start(kind);

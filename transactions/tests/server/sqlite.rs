@@ -13,11 +13,19 @@ use tempfile::TempDir;
 use crate::application::{Application, sell, take_away};
 use crate::cases::{self, Proved};
 
+const SELL: &str = "INSERT INTO sold DEFAULT VALUES";
+
 impl Application for Connection {
     fn sell(transaction: &mut Transaction<'_>) -> Result<(), Error> {
-        transaction
-            .execute("INSERT INTO sold DEFAULT VALUES", ())
-            .map(drop)
+        transaction.execute_batch(SELL)
+    }
+
+    fn run(transaction: &mut Transaction<'_>, sql: &str) -> Result<(), Error> {
+        transaction.execute_batch(sql)
+    }
+
+    fn run_outside(&mut self, sql: &str) {
+        self.execute_batch(sql).unwrap();
     }
 
     fn sold(&mut self) -> i64 {
@@ -69,6 +77,12 @@ pub(crate) fn trials() -> Vec<Trial> {
             "loss_while_another_name_is_proved_is_rolled_back",
             loss_while_another_name_is_proved,
         ),
+        trial("commit_in_the_work_is_unknown", |url, data| {
+            cases::commit_in_the_work(url, data, "COMMIT");
+        }),
+        trial("connection_in_a_transaction_is_refused", |url, data| {
+            cases::open_transaction(url, data, ["BEGIN", SELL]);
+        }),
         trial("panic_in_the_work_is_rolled_back", cases::panic_in_the_work),
         trial(
             "transaction_begins_as_a_writer",
