@@ -92,14 +92,20 @@ macro_rules! cases {
                     data.batch_execute("COMMIT")?;
                     Err(DieselError::RollbackTransaction)
                 });
-                assert!(matches!(committed, Err(CommitError::Unknown(_))), "{committed:?}");
+                assert!(
+                    matches!(committed, Err(CommitError::Unknown(_))),
+                    "{committed:?}"
+                );
                 assert_eq!(rows(data), 0);
                 sell(&guard, data, || {}).unwrap();
 
                 // Nor is a transaction committed that Diesel does not know of.
                 data.batch_execute("BEGIN; DELETE FROM sold").unwrap();
                 let inside = sell(&guard, data, || panic!("the work ran"));
-                assert!(matches!(inside, Err(CommitError::Database(_))), "{inside:?}");
+                assert!(
+                    matches!(inside, Err(CommitError::Database(_))),
+                    "{inside:?}"
+                );
                 data.batch_execute("ROLLBACK").unwrap();
                 assert_eq!(rows(data), 1);
 
