@@ -3,17 +3,13 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lockkeeper_core::{
-    Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName, Mode,
-};
-use lockkeeper_remote::sessions::{SessionConnection as _, SessionName};
+use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
+use lockkeeper_remote::sessions::SessionConnection as _;
 use mysql::Row;
 
 use crate::connection::{number, text};
 use crate::examine;
 use crate::names::EncodedName;
-use crate::permits::Permits;
-use crate::readers::Readers;
 use crate::statements::{Run, SessionId};
 use crate::store::Store;
 
@@ -32,18 +28,10 @@ impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let mut held: Vec<_> = match name {
             Some(name) => {
-                let gate = EncodedName::semaphore(&self.locks.namespace, name.as_str());
-                let mut names = Permits::all_leases(&gate);
-                let lock = EncodedName::new(&self.locks.namespace, name.as_str());
-                names.extend(Readers::of(&lock).slots());
-                names.push(lock);
-                let mut holders = self
-                    .locks
-                    .run_apart(deadline, |connection| connection.holders_of(&names))?;
-                Readers::retain_leases(&mut holders);
-                let held =
-                    |(encoded, session): &(_, _)| held_name(name.as_str(), encoded, *session);
-                holders.iter().map(held).collect()
+                let encoded = EncodedName::new(&self.locks.namespace, name.as_str());
+                let holder = self.holder(&encoded, deadline)?;
+                let held = |session| held_name(name.as_str(), &encoded, session);
+                Vec::from_iter(holder.map(held))
             }
             None => {
                 let listed = self.listed(deadline)?.into_iter();
@@ -56,7 +44,7 @@ impl Admin for Store {
             }
         };
         self.describe(held.iter_mut(), deadline)?;
-        held.sort_by(|a, b| (&a.name, a.slot).cmp(&(&b.name, b.slot)));
+        held.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(held)
     }
 
@@ -73,9 +61,7 @@ impl Admin for Store {
         };
         let mut held: Vec<_> = listed.filter_map(named).collect();
         self.describe(held.iter_mut().map(|(_, held)| held), deadline)?;
-        held.sort_by(|(a, first), (b, second)| {
-            (a, &first.name, first.slot).cmp(&(b, &second.name, second.slot))
-        });
+        held.sort_by(|(a, first), (b, second)| (a, &first.name).cmp(&(b, &second.name)));
         Ok(held)
     }
 
@@ -134,15 +120,7 @@ impl Admin for Store {
 fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName {
     let SessionId { id, run } = session;
     // The end of what is known of the run moves with each connection, and a hold has one mark.
-    let mut held = HeldName::new(name, format!("{id} {} {encoded}", run.first));
-    if let Some((Permits { limit, .. }, slot)) = Permits::of_lease(encoded) {
-        held.mode = Mode::Permit { limit };
-        held.slot = Some(slot);
-    }
-    if Readers::is_slot(encoded) {
-        held.mode = Mode::Shared;
-    }
-    held
+    HeldName::new(name, format!("{id} {} {encoded}", run.first))
 }
 
 fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
@@ -192,14 +170,9 @@ impl Store {
         let (rows, run) = listed.map_err(unlisted)?;
         let named = rows.iter().filter_map(|row| {
             let (encoded, id) = (EncodedName::parse(&text(row, 0)?)?, number(row, 1)?);
-            let is_lease = encoded.semaphore_part().is_none()
-                || Permits::of_lease(&encoded).is_some()
-                || Readers::is_slot(&encoded);
-            is_lease.then_some((encoded, SessionId { id, run }))
+            Some((encoded, SessionId { id, run }))
         });
-        let mut leases: Vec<_> = named.collect();
-        Readers::retain_leases(&mut leases);
-        Ok(leases)
+        Ok(named.collect())
     }
 
     /// Adds the holders and the numbers of waiters, as far as this user may see them.
@@ -224,15 +197,8 @@ impl Store {
             };
             // Without a permission, a user sees neither sessions nor statements of other users.
             if hosts.contains_key(&id) {
-                let statement = |name: EncodedName| format!("GET_LOCK('{name}',");
-                let [request, pause] = match Permits::of_lease(&encoded) {
-                    Some((permits, _)) => {
-                        [permits.gate.clone(), permits.gate.bell()].map(statement)
-                    }
-                    None if Readers::is_slot(&encoded) => Readers::waits(&encoded),
-                    None => [encoded.clone(), encoded].map(statement),
-                };
-                let waits = |sql: &&String| sql.contains(&request) || sql.contains(&pause);
+                let request = format!("GET_LOCK('{encoded}',");
+                let waits = |sql: &&String| sql.contains(&request);
                 held.waiting = u64::try_from(statements.iter().filter(waits).count()).ok();
             }
             held.holder = Holder {

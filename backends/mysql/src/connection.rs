@@ -17,8 +17,6 @@ use mysql::{Conn, Row, Statement, Value};
 use crate::connector::Shared;
 use crate::dialect::Dialect;
 use crate::failure::{classify, is_time_over, multiplexed};
-use crate::guardian::Flag;
-use crate::names::EncodedName;
 use crate::statements::{self, Run, SessionId};
 use crate::supplied::{AnyConn, Before};
 use crate::wire::Wire;
@@ -49,7 +47,7 @@ pub struct Connection {
     /// The session's wait_timeout, if it was set.
     pub(crate) idle_seconds: Option<u64>,
     timeout: SocketTimeout,
-    prepared: BTreeMap<String, Statement>,
+    prepared: BTreeMap<&'static str, Statement>,
 }
 
 /// A session that the application lends, before it is used for locks.
@@ -192,11 +190,6 @@ impl Connection {
         })
     }
 
-    /// Returns what the connections of the provider know of its readers.
-    pub(crate) fn flag(&self) -> Arc<Flag> {
-        Arc::clone(&self.shared.flag)
-    }
-
     /// Returns whether the server was seen to have closed the connection.
     pub(crate) fn was_closed(&self) -> bool {
         self.watched.as_ref().is_some_and(WatchedSocket::has_ended)
@@ -281,19 +274,18 @@ impl Connection {
         })
     }
 
-    /// Runs a statement about names, which is prepared once, and returns its first row.
-    pub(crate) fn execute(&mut self, sql: &str, names: &[EncodedName]) -> Result<Row, Failure> {
+    /// Runs a statement about a name, which is prepared once, and returns its first row.
+    pub(crate) fn execute(&mut self, sql: &'static str, name: &str) -> Result<Row, Failure> {
         let known = self.prepared.get(sql).cloned();
         let statement = match known {
             Some(statement) => statement,
             None => {
                 let statement = self.call(|conn| conn.prep(sql))?;
-                self.prepared.insert(sql.to_owned(), statement.clone());
+                self.prepared.insert(sql, statement.clone());
                 statement
             }
         };
-        let names: Vec<Value> = names.iter().map(|name| (&**name).into()).collect();
-        let row = self.call(|conn| conn.exec_first(statement, names))?;
+        let row = self.call(|conn| conn.exec_first(statement, (name,)))?;
         row.ok_or_else(|| Failure::Refused(senseless()))
     }
 

@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 
 use crate::connection::Connection;
 use crate::failure::not_connected;
-use crate::guardian::Flag;
 use crate::options::{MySqlOptions, bracketed};
 use crate::statements::Run;
 use crate::supplied::{AnyConn, FirstServer};
@@ -41,7 +40,6 @@ pub(crate) struct Shared {
     /// Notices the end of each connection, for the sessions.
     pub(crate) watch: SocketWatch,
     pub(crate) sessions: Weak<Sessions<Connection>>,
-    pub(crate) flag: Arc<Flag>,
     /// What the connections know of the server that runs.
     pub(crate) run: Arc<Mutex<Run>>,
     /// Whether the application lends the connections.
@@ -53,7 +51,6 @@ pub(crate) struct Shared {
 impl Connector {
     pub(crate) fn new(
         options: &MySqlOptions,
-        namespace: &str,
         clock: Arc<dyn Clock>,
         sessions: &Arc<Sessions<Connection>>,
     ) -> Self {
@@ -88,7 +85,6 @@ impl Connector {
                 restart_grace: remote.restart_grace,
                 watch: SocketWatch::new("lockkeeper-mysql-watch"),
                 sessions: Arc::downgrade(sessions),
-                flag: Arc::new(Flag::new(namespace)),
                 run: Arc::default(),
                 is_lent: remote.is_lent,
                 first_server: options.supplier.is_some().then(FirstServer::new),

@@ -14,30 +14,6 @@ pub(crate) enum Dialect {
 /// The longest wait of one statement: MySQL counts its milliseconds in 32 bits.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000);
 
-/// The parts of a statement that waits: the verb with a limit for the statement, and that of `GET_LOCK`.
-pub(crate) struct Timed {
-    pub(crate) select: String,
-    pub(crate) seconds: String,
-}
-
-impl Timed {
-    /// Waits for a lock. The columns are that of [`TRY`](crate::statements::TRY).
-    pub(crate) fn wait(&self, name: &EncodedName, flag: &EncodedName) -> String {
-        let Self { select, seconds } = self;
-        format!(
-            "{select} CASE GET_LOCK('{name}', {seconds}) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END, IS_FREE_LOCK('{flag}')"
-        )
-    }
-
-    /// Waits until another session has released a name.
-    pub(crate) fn outlast(&self, name: &EncodedName) -> String {
-        let Self { select, seconds } = self;
-        format!(
-            "{select} CASE GET_LOCK('{name}', {seconds}) WHEN 1 THEN RELEASE_LOCK('{name}') WHEN 0 THEN 0 END"
-        )
-    }
-}
-
 impl Dialect {
     /// Returns the kind of a server with these variables `version` and `version_comment`.
     pub(crate) fn of(version: &str, comment: &str) -> Self {
@@ -78,24 +54,25 @@ impl Dialect {
         }
     }
 
-    /// Returns the parts of a statement that waits for a lock for at most `wait`, to the millisecond. MySQL ends the
-    /// statement with error 3024.
-    pub(crate) fn timed(self, wait: Duration) -> Timed {
+    /// Returns the statement that waits for a lock for at most `wait`, to the millisecond. Its column is that of
+    /// [`TRY`](crate::statements::TRY). MySQL ends the statement with error 3024.
+    pub(crate) fn wait(self, name: &EncodedName, wait: Duration) -> String {
         let wait = wait.min(LONGEST_WAIT);
-        match self {
-            Self::MariaDb => Timed {
-                select: "SELECT".to_owned(),
-                seconds: format!("{:.6}", wait.as_secs_f64()),
-            },
+        let (hint, seconds) = match self {
+            Self::MariaDb => (String::new(), format!("{:.6}", wait.as_secs_f64())),
             // MySQL rounds to whole seconds, so the statement gets the exact limit.
             Self::MySql => {
                 let millis = wait.as_nanos().div_ceil(1_000_000).max(1);
-                Timed {
-                    select: format!("SELECT /*+ MAX_EXECUTION_TIME({millis}) */"),
-                    seconds: (wait.as_secs() + 2).to_string(),
-                }
+                let seconds = wait.as_secs() + 2;
+                (
+                    format!("/*+ MAX_EXECUTION_TIME({millis}) */"),
+                    seconds.to_string(),
+                )
             }
-        }
+        };
+        format!(
+            "SELECT {hint} CASE GET_LOCK('{name}', {seconds}) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END"
+        )
     }
 
     /// Returns the statement that lists all named locks with the session of each, and what to do where a
@@ -136,7 +113,7 @@ mod tests {
                 ", 0.001500)",
             ),
         ] {
-            let sql = dialect.timed(wait).wait(&name, &EncodedName::flag("shop"));
+            let sql = dialect.wait(&name, wait);
             assert!(
                 sql.contains(part) && sql.contains("GET_LOCK('shop:a', "),
                 "{sql}"

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Finding, Mode};
-use lockkeeper_remote::sessions::{Attempt, Requests, SessionConnection};
+use lockkeeper_core::{Error, Finding};
+use lockkeeper_remote::sessions::{Requests, SessionConnection};
 use lockkeeper_remote::{Failure, nothing_granted, senseless};
 use mysql::Row;
 
@@ -96,11 +96,7 @@ fn rehearse(connection: &mut Connection) -> Result<(), Failure> {
     let probe = format!("probe:{}:{:x}", std::process::id(), fastrand::u64(..));
     let name = EncodedName::new("lockkeeper", &probe);
     let name = || vec![name.clone()];
-    let mode = Mode::Exclusive;
-    let attempts = name().into_iter().map(|name| Attempt { name, mode });
-    let tried = connection
-        .ask(&Requests::attempts(attempts.collect()))?
-        .attempted;
+    let tried = connection.ask(&Requests::attempts(name()))?.attempted;
     if tried.into_iter().next().transpose()?.flatten().is_none() {
         return Err(Failure::Refused(senseless()));
     }

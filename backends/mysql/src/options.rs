@@ -114,8 +114,7 @@ impl MySqlOptions {
     /// address of these options names the server for people only.
     ///
     /// `connect` gets the time that it may take: a connection that comes later is closed. A provider keeps up to
-    /// [`pool_size`](Self::pool_size) connections open, and one more for shared locks. The first shared lock needs yet
-    /// another one for a moment if another provider reads in the namespace.
+    /// [`pool_size`](Self::pool_size) connections open.
     ///
     /// A session is checked before it is used. [`ErrorKind::Incompatible`](lockkeeper_core::ErrorKind::Incompatible) is
     /// the answer to a session without autocommit, in a transaction, or of another server than the first one, and to a
@@ -147,10 +146,8 @@ impl MySqlOptions {
     /// Has the application lend the connections of a pool, such as an `r2d2::Pool`. The address of these options names
     /// the server for people only.
     ///
-    /// `lend` gets the time that it may take. A provider borrows up to [`pool_size`](Self::pool_size) connections, and
-    /// one more for shared locks; the pool needs so many beside those that the application uses at the same time. The first
-    /// shared lock needs yet another one for a moment if another provider reads in the namespace: while the pool lends
-    /// none, it fails as [`ErrorKind::Unavailable`](lockkeeper_core::ErrorKind::Unavailable).
+    /// `lend` gets the time that it may take. A provider borrows up to [`pool_size`](Self::pool_size) connections; the pool
+    /// needs so many beside those that the application uses at the same time.
     ///
     /// A connection stays with the provider while its session holds a lock or waits for one. An idle one goes back at once,
     /// except for one, which goes back with the end of the provider. What goes back has the session's former
@@ -167,8 +164,8 @@ impl MySqlOptions {
     /// fn options(
     ///     manager: impl r2d2::ManageConnection<Connection = Conn>,
     /// ) -> Result<MySqlOptions, r2d2::Error> {
-    ///     // 8 for the application, and 12 for a provider with the default `pool_size`.
-    ///     let pool = r2d2::Pool::builder().max_size(8 + 12).build(manager)?;
+    ///     // 8 for the application, and 10 for a provider with the default `pool_size`.
+    ///     let pool = r2d2::Pool::builder().max_size(8 + 10).build(manager)?;
     ///     let options = MySqlOptions::tcp("db.internal", 3306);
     ///     Ok(options.borrow_with(move |limit| pool.get_timeout(limit)))
     /// }

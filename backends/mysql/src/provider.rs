@@ -3,15 +3,12 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, Mode, Proof,
-    StoreInfo, SystemClock, Usage,
+    Admin, Backend, Capabilities, Clock, Error, Proof, StoreInfo, SystemClock, Usage,
 };
+use lockkeeper_remote::session_verbs;
 use lockkeeper_remote::sessions::SessionLease;
-use lockkeeper_remote::{LAST_ATTEMPT, session_verbs};
 
 use crate::connection::Connection;
-use crate::guardian;
-use crate::permits::MAX_PERMITS;
 use crate::statements;
 use crate::store::Store;
 use crate::{BACKEND, MySqlOptions};
@@ -32,22 +29,9 @@ type Lease = SessionLease<Connection>;
 /// name gets [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted) if all connections are
 /// in use for longer than the response timeout, and none of them holds names of its ttl.
 ///
-/// A permit is two named locks of a session, and many permits share a session. The first process that waits
-/// for a permit keeps one connection and the name of the semaphore, behind which the others wait in the server.
-/// A release ends its pause by `KILL QUERY`, which a user may send to sessions of its own; without that, for
-/// two users or after the end of a session, a free permit is found after at most 1 s.
-///
-/// A shared lease is one of 32 named locks beside the lock's own, held by a session as a lock is. A provider that reads has
-/// one connection more, beside its pool, which says that the namespace has readers until the provider is dropped. It opens
-/// yet another one for a moment before its first shared lease if another provider reads. If the server ends the connection
-/// that it keeps, all shared leases of the provider are lost at once.
+/// Locks are exclusive. Shared locks and permits of semaphores are not there.
 ///
 /// # Limits
-/// - A name has at most 32 shared leases, one for each process that reads it; a further process waits up to a second
-///   longer than for one to end. While anything is read in a namespace, its exclusive locks take longer: the server looks up
-///   32 names for each.
-/// - Programs of versions that had no shared locks here do not see readers. Replace all of them before one reads.
-/// - A semaphore has at most 32 permits: each attempt asks the server about every slot.
 /// - One server is the truth: a replica that takes over knows none of its primary's locks. Tokens of
 ///   two servers do not compare.
 /// - Ending a session (`KILL`) or the server frees all that the session holds; its guards are lost at
@@ -116,12 +100,7 @@ impl StoreInfo for MySqlProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities = self.0.locks.capabilities(MAX_PERMITS);
-        // Readers rely on the end of their guardian's session being noticed.
-        match cfg!(unix) {
-            true => capabilities.with(Capability::Shared),
-            false => capabilities,
-        }
+        self.0.locks.capabilities()
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -135,25 +114,6 @@ impl StoreInfo for MySqlProvider {
 
 impl Backend for MySqlProvider {
     type Lease = Lease;
-
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Lease>>, Error> {
-        let (locks, guardian) = (&self.0.locks, &self.0.guardian);
-        if request.mode() != Mode::Shared {
-            return locks.acquire(request);
-        }
-        let Some(session) = guardian.stand(request, locks.options.attempt_time())? else {
-            return Ok(None);
-        };
-        match locks.acquire(request)? {
-            // It may have ended before this lease was there to be lost with it.
-            Some(mut grant) if !guardian.stands(session) => {
-                let deadline = request.now() + LAST_ATTEMPT;
-                let released = locks.release(&mut grant.lease, deadline);
-                released.and(Err(guardian::ended()))
-            }
-            granted => Ok(granted),
-        }
-    }
 
     session_verbs!();
 

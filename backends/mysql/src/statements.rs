@@ -8,13 +8,11 @@ use lockkeeper_remote::sessions::{Requests, SessionLease};
 use crate::connection::Connection;
 use crate::dialect::Dialect;
 use crate::names::EncodedName;
-use crate::permits::{Permits, Template};
-use crate::readers::Readers;
 
 /// Tries to take a lock, prepared. Returns the epoch, 0 if the lock is held, NULL if the server was
-/// disturbed; then 1 if nothing is read in the namespace, whose flag is the second name.
+/// disturbed.
 pub(crate) const TRY: &str =
-    "SELECT CASE GET_LOCK(?, 0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END, IS_FREE_LOCK(?)";
+    "SELECT CASE GET_LOCK(?, 0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
 
 /// Releases a lock, prepared. Returns 1, 0 if another session holds it, NULL if none does.
 pub(crate) const RELEASE: &str = "SELECT RELEASE_LOCK(?)";
@@ -100,77 +98,19 @@ pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?)";
 /// The second in `UUID_SHORT()`, and that of the server's clock: see [`Run`].
 const SECONDS: &str = "UUID_SHORT() >> 24 & 4294967295,UNIX_TIMESTAMP()";
 
-/// Calls a function for each name.
-pub(crate) fn each(function: &str, names: &[EncodedName]) -> String {
-    let calls = names.iter().map(|name| format!("{function}('{name}')"));
-    format!("SELECT {}", calls.collect::<Vec<_>>().join(","))
-}
-
-/// Takes a name within `seconds`. Returns 1 if it did.
-pub(crate) fn take(name: &EncodedName, seconds: u64) -> String {
-    format!("SELECT GET_LOCK('{name}', {seconds})")
-}
-
-/// Returns a number above 0 if a session holds the name, or has begun to wait for a named lock in the server. Users see
-/// sessions of their own.
-pub(crate) fn holds_or_waits(name: &EncodedName, session: SessionId) -> String {
-    let id = session.id;
-    format!(
-        "SELECT COUNT(*) + COALESCE(IS_USED_LOCK('{name}') & 4294967295 = {id}, 0) FROM information_schema.processlist WHERE id & 4294967295 = {id} AND state = 'User lock'"
-    )
-}
-
-/// Ends the statement of the session that holds the bell. If it does not hold it, the reply is error 1094.
-pub(crate) fn end_pause(bell: &EncodedName, session: u64) -> String {
-    format!("KILL QUERY IF(IS_USED_LOCK('{bell}') = {session}, {session}, 0)")
-}
-
 /// Returns a column for each request: what [`RELEASE`] or [`TRY`] returns, or 1 if this session holds a name to check.
-/// With checks, the two of [`SECONDS`] follow. Both kinds of server evaluate the columns from left to right, so the flag is
-/// read after the attempts.
-///
-/// If anything is read, the attempts have two columns, and look for readers: see [`Readers`].
-pub(crate) fn several(
-    requests: &Requests<EncodedName>,
-    flag: &EncodedName,
-    is_read: bool,
-) -> String {
-    let mut sql = "SELECT ".to_owned();
-    let mut add = |before: &str, name: &str, after: &str| {
-        if sql.len() > "SELECT ".len() {
-            sql.push(',');
-        }
-        for part in [before, name, after] {
-            sql.push_str(part);
-        }
-    };
-    for name in &requests.releases {
-        match Permits::of_lease(name) {
-            None => add("RELEASE_LOCK('", name, "')"),
-            Some((permits, slot)) => add("", &permits.release(slot).pasted(), ""),
-        }
-    }
-    for attempt in &requests.attempts {
-        let epoch = "',0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
-        match is_read {
-            false => add("CASE GET_LOCK('", &attempt.name, epoch),
-            true => {
-                let mut template = Template::default();
-                Readers::of(&attempt.name).attempt_exclusive(&mut template);
-                add("", &template.pasted(), "");
-            }
-        }
-    }
-    for name in &requests.checks {
-        add("IS_USED_LOCK('", name, "')=CONNECTION_ID()");
-    }
-    if !requests.checks.is_empty() {
-        add(SECONDS, "", "");
-    }
-    if !requests.attempts.is_empty() {
-        add("IS_FREE_LOCK('", flag, "')");
-    }
-    sql
+/// With checks, the two of [`SECONDS`] follow.
+pub(crate) fn several(requests: &Requests<EncodedName>) -> String {
+    let releases = requests.releases.iter();
+    let releases = releases.map(|name| format!("RELEASE_LOCK('{name}')"));
+    let attempts = requests.attempts.iter().map(|name| {
+        format!("CASE GET_LOCK('{name}',0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END")
+    });
+    let checks = requests.checks.iter();
+    let checks = checks.map(|name| format!("IS_USED_LOCK('{name}')=CONNECTION_ID()"));
+    let seconds = (!requests.checks.is_empty()).then(|| SECONDS.to_owned());
+    let columns = releases.chain(attempts).chain(checks).chain(seconds);
+    format!("SELECT {}", columns.collect::<Vec<_>>().join(","))
 }
 
 /// Ends the session if it holds the name, in one statement, since a connection soon holds another name.

@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use crate::connection::Connection;
 use crate::connector::Connector;
 use crate::dialect::Dialect;
-use crate::guardian::Guardian;
 use crate::opening;
 use crate::options::MySqlOptions;
 use crate::statements::Run;
@@ -22,8 +21,6 @@ pub(crate) struct Store {
     pub(crate) dialect: Dialect,
     /// What the connections know of the server that runs.
     pub(crate) run: Arc<Mutex<Run>>,
-    /// Stands while the provider reads.
-    pub(crate) guardian: Arc<Guardian>,
     /// The conditions found on opening that may break locks, for people.
     pub(crate) warnings: Vec<String>,
 }
@@ -37,14 +34,13 @@ impl Store {
     ) -> Result<Self, Error> {
         options.check()?;
         let sessions = Sessions::new(Arc::clone(&clock))?;
-        let connector = Arc::new(Connector::new(options, namespace, clock, &sessions));
+        let connector = Connector::new(options, clock, &sessions);
         let limit = options.remote.connect_timeout;
         let mut connection = connector.connect(limit)?;
         let found = opening::inspect(&mut connection, limit)?;
         let text = |found: &Finding| format!("{}: {}; {}", found.what, found.meaning, found.advice);
         let shared = Arc::clone(&connector.shared);
         let dialect = connection.dialect;
-        let guardian = Guardian::new(&connector, &sessions);
         let connect = move |limit| connector.connect(limit);
         let server = shared.server.clone();
         let (remote, first) = (&options.remote, connection);
@@ -53,7 +49,6 @@ impl Store {
             counts: Arc::clone(&shared.counts),
             dialect,
             run: Arc::clone(&shared.run),
-            guardian: Arc::new(guardian),
             warnings: found.iter().map(text).collect(),
         })
     }

@@ -25,9 +25,6 @@ mod opening;
 #[path = "server/pairs.rs"]
 mod pairs;
 #[cfg(unix)]
-#[path = "server/permits.rs"]
-mod permits;
-#[cfg(unix)]
 #[path = "server/proof.rs"]
 mod proof;
 #[cfg(unix)]
@@ -36,9 +33,6 @@ mod reuse;
 #[cfg(unix)]
 #[path = "server/sessions.rs"]
 mod sessions;
-#[cfg(unix)]
-#[path = "server/shared.rs"]
-mod shared;
 #[cfg(unix)]
 #[path = "server/store.rs"]
 mod store;
@@ -59,8 +53,6 @@ fn main() -> std::process::ExitCode {
         proof::CASES,
         reuse::CASES,
         batches::CASES,
-        permits::CASES,
-        shared::CASES,
         supplied::CASES,
     ];
     libtest_mimic::run(

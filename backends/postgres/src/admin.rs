@@ -19,15 +19,13 @@ impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let namespace = &self.locks.namespace;
         let mark = namespace_mark(namespace);
-        let wanted = name.map(|name| {
-            [Mode::Exclusive, Mode::Permit { limit: 1 }]
-                .map(|mode| LockKey::requested(namespace, name.as_str(), mode))
-        });
+        let key = |name: &LockName| LockKey::requested(namespace, name.as_str(), Mode::Exclusive);
+        let wanted = name.map(key);
         let listed = self.listed(deadline)?.into_iter();
         let own = listed.filter(|lock| lock.namespace_mark == mark);
         let mut held: Vec<_> = match (name, wanted) {
             (Some(name), Some(wanted)) => own
-                .filter(|lock| wanted.iter().any(|wanted| wanted.is_akin(&lock.key)))
+                .filter(|lock| lock.key == wanted)
                 .map(|lock| HeldName {
                     name: name.to_string(),
                     is_whole: true,
@@ -36,7 +34,7 @@ impl Admin for Store {
                 .collect(),
             _ => own.map(|lock| lock.held).collect(),
         };
-        held.sort_by(|a, b| (&a.name, a.slot).cmp(&(&b.name, b.slot)));
+        held.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(held)
     }
 
@@ -46,9 +44,7 @@ impl Admin for Store {
     ) -> Result<Vec<(String, HeldName)>, Error> {
         let listed = self.listed(deadline)?.into_iter();
         let mut held: Vec<_> = listed.map(|lock| (lock.namespace, lock.held)).collect();
-        held.sort_by(|(a, first), (b, second)| {
-            (a, &first.name, first.slot).cmp(&(b, &second.name, second.slot))
-        });
+        held.sort_by(|(a, first), (b, second)| (a, &first.name).cmp(&(b, &second.name)));
         Ok(held)
     }
 
@@ -128,11 +124,9 @@ impl Store {
             .run_apart(deadline, |connection| connection.execute(&list, &[]))?;
         let mut waiting: HashMap<LockKey, u64> = HashMap::new();
         for row in &rows {
-            // The first session that waits for a permit holds the bell, and the others wait for that.
             if let Some(key) = key(row)
-                && (!row.is_true(6) || key.is_bell())
+                && !row.is_true(6)
             {
-                let key = key.gate().unwrap_or(key);
                 *waiting.entry(key).or_default() += 1;
             }
         }
@@ -145,17 +139,11 @@ fn key(row: &Row) -> Option<LockKey> {
     Some(LockKey::of_halves([row.number(3)?, row.number(4)?]))
 }
 
-/// Reads a row of [`list`]. A gate and a bell are no lock of a user.
+/// Reads a row of [`list`].
 fn lock(row: &Row, waiting: &HashMap<LockKey, u64>) -> Option<HeldLock> {
     let key = key(row)?;
-    let gate = key.gate();
-    let permit = key.of_permit();
-    if gate.is_some() && permit.is_none() {
-        return None;
-    }
-    let mode = match (permit, row.text(5)) {
-        (Some((limit, _)), _) => Mode::Permit { limit },
-        (None, Some("ShareLock")) => Mode::Shared,
+    let mode = match row.text(5) {
+        Some("ShareLock") => Mode::Shared,
         _ => Mode::Exclusive,
     };
     let half = |at| Some(row.number::<u32>(at)?.cast_signed());
@@ -164,7 +152,7 @@ fn lock(row: &Row, waiting: &HashMap<LockKey, u64>) -> Option<HeldLock> {
     let shown = shown::decode(row.text(9).unwrap_or_default());
     let known = shown
         .into_iter()
-        .find(|(namespace, name)| LockKey::requested(namespace, name, mode).is_akin(&key));
+        .find(|(namespace, name)| LockKey::requested(namespace, name, mode) == key);
     let is_whole = known.is_some();
     let (namespace, name) = known.unwrap_or_else(|| {
         (
@@ -175,9 +163,7 @@ fn lock(row: &Row, waiting: &HashMap<LockKey, u64>) -> Option<HeldLock> {
     let mut held = HeldName::new(name, format!("{} {pid} {mark}", key.number()));
     held.is_whole = is_whole;
     held.mode = mode;
-    held.slot = permit.map(|(_, slot)| slot);
-    let waited = gate.as_ref().unwrap_or(&key);
-    held.waiting = Some(waiting.get(waited).copied().unwrap_or(0));
+    held.waiting = Some(waiting.get(&key).copied().unwrap_or(0));
     let program = row.text(8).and_then(|text| text.strip_prefix(PROGRAM));
     held.holder = Holder {
         host: row.text(7).map(str::to_owned),

@@ -20,7 +20,6 @@ use crate::connector::Shared;
 use crate::failure::{ServerError, classify, unavailable};
 use crate::login::Greeting;
 use crate::shown::ShownNames;
-use crate::statements::GATE_LIMIT;
 use crate::wire::Wire;
 
 /// The first half of the keys of [`SessionId::mark`].
@@ -57,7 +56,7 @@ const START: &str = "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.date_part
 
 /// Prepares a session. The limits of time that a database or a user may have are for applications: they would end
 /// a wait.
-const PREPARE: &str = "SELECT pg_catalog.pg_advisory_lock_shared($1, $2), pg_catalog.pg_advisory_lock_shared($3, $4), pg_catalog.set_config('lock_timeout', $5, false), pg_catalog.set_config('statement_timeout', '0', false), pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN pg_catalog.set_config('transaction_timeout', '0', false) END, pg_catalog.set_config('default_transaction_isolation', 'read committed', false), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', false)";
+const PREPARE: &str = "SELECT pg_catalog.pg_advisory_lock_shared($1, $2), pg_catalog.pg_advisory_lock_shared($3, $4), pg_catalog.set_config('statement_timeout', '0', false), pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN pg_catalog.set_config('transaction_timeout', '0', false) END, pg_catalog.set_config('default_transaction_isolation', 'read committed', false), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', false)";
 
 /// Asks for a number that a server has from its creation on, and its port: a copy of the server has the same number.
 const SYSTEM: &str =
@@ -191,7 +190,7 @@ impl Connection {
     pub(crate) fn prepare(&mut self) -> Result<(), Failure> {
         let mark = self.session.mark;
         let namespace = self.shared.namespace_mark;
-        let values: Values<'_> = &[&MARKS, &mark, &NAMESPACES, &namespace, &GATE_LIMIT];
+        let values: Values<'_> = &[&MARKS, &mark, &NAMESPACES, &namespace];
         let none: Values<'_> = &[];
         let all = [
             (SEARCH_PATH, none),

@@ -7,8 +7,6 @@
 //! Epochs are the server's clock, read while the lock is held.
 
 // What must never be otherwise:
-// - A PostgreSQL permit is one advisory lock. Its key contains the limit and the slot. The first waiter keeps
-//   the bell; a release ends its pause by `pg_cancel_backend`.
 // - A PostgreSQL session has a name in one mode at most. The server grants a session an exclusive lock beside
 //   its own shared one.
 
@@ -24,7 +22,6 @@ mod login;
 mod names;
 mod opening;
 mod options;
-mod permits;
 mod plain;
 mod provider;
 mod shown;

@@ -5,10 +5,7 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::Mode;
-use lockkeeper_remote::sessions::{
-    Attempt, Attempted, Holders, Replies, Requests, SessionConnection, SessionName, Taken, repeat,
-};
+use lockkeeper_remote::sessions::{Attempted, Replies, Requests, SessionConnection};
 use lockkeeper_remote::{Failure, senseless};
 
 use crate::BACKEND;
@@ -45,10 +42,6 @@ impl SessionConnection for Connection {
         Duration::from_millis(millis(ttl))
     }
 
-    fn shares_statements(mode: Mode) -> bool {
-        !mode.is_permit()
-    }
-
     fn session(&self) -> SessionId {
         Connection::session(self)
     }
@@ -82,30 +75,24 @@ impl SessionConnection for Connection {
         Connection::set_idle(self, idle)
     }
 
-    fn ask(&mut self, requests: &Requests<LockKey>) -> Result<Replies<LockKey>, Failure> {
-        if let [attempt] = requests.attempts.as_slice()
-            && let Mode::Permit { limit } = attempt.mode
-        {
-            return Ok(Replies::attempt(self.try_permit(&attempt.name, limit)?));
-        }
-        self.shown
-            .add(requests.attempts.iter().map(|it| &it.name.shown));
+    fn ask(&mut self, requests: &Requests<LockKey>) -> Result<Replies, Failure> {
+        self.shown.add(requests.attempts.iter().map(|it| &it.shown));
         let before = self.shared.last_epoch.get();
         let mut numbers = self.release_and_try(requests)?.into_iter();
         self.shown
             .remove(requests.releases.iter().map(|name| &name.shown));
         let released = numbers.by_ref().take(requests.releases.len());
         let released = released.map(|number| number == 1).collect();
-        let attempted = requests.attempts.iter().zip(numbers);
-        let attempted: Vec<_> = attempted
-            .map(|(attempt, epoch)| match epoch {
+        let attempted: Vec<_> = numbers
+            .take(requests.attempts.len())
+            .map(|epoch| match epoch {
                 0 => Ok(None),
-                epoch => self.taken(attempt.name.clone(), before, epoch, 0),
+                epoch => self.shared.last_epoch.accept(before, epoch).map(Some),
             })
             .collect();
         let missed = requests.attempts.iter().zip(&attempted);
         let missed = missed.filter(|(_, attempted)| !matches!(attempted, Ok(Some(_))));
-        self.shown.remove(missed.map(|(it, _)| &it.name.shown));
+        self.shown.remove(missed.map(|(it, _)| &it.shown));
         Ok(Replies {
             released,
             attempted,
@@ -114,26 +101,20 @@ impl SessionConnection for Connection {
         })
     }
 
-    fn wait(
-        &mut self,
-        wanted: &Attempt<LockKey>,
-        wait: Duration,
-        grace: Duration,
-    ) -> Attempted<LockKey> {
-        let name = &wanted.name;
-        self.showing(name, |it| it.wait_for(name, wait, grace))
+    fn wait(&mut self, name: &LockKey, wait: Duration, grace: Duration) -> Attempted {
+        self.shown.add([&name.shown]);
+        let attempted = self.wait_for(name, wait, grace);
+        if !matches!(attempted, Ok(Some(_))) {
+            self.shown.remove([&name.shown]);
+        }
+        attempted
     }
 
-    fn holders(&mut self, wanted: &Attempt<LockKey>) -> Result<Holders<Self>, Failure> {
-        let statement = match wanted.mode.is_permit() {
-            true => &statements::HOLDERS_AKIN,
-            false => &statements::HOLDERS,
-        };
-        let rows = self.execute(statement, &[&wanted.name.number()])?;
+    fn holders(&mut self, name: &LockKey) -> Result<Vec<SessionId>, Failure> {
+        let rows = self.execute(&statements::HOLDERS, &[&name.number()])?;
         let holder = |row: &Row| {
-            let key = LockKey::of_halves([row.number(0)?, row.number(1)?]);
-            let (pid, mark) = (row.number(2)?, row.number::<u32>(3)?.cast_signed());
-            Some((key, SessionId { pid, mark }))
+            let (pid, mark) = (row.number(0)?, row.number::<u32>(1)?.cast_signed());
+            Some(SessionId { pid, mark })
         };
         Ok(rows.iter().filter_map(holder).collect())
     }
@@ -144,59 +125,10 @@ impl SessionConnection for Connection {
         self.query(&statements::END_HOLDER, &[&name.number(), &pid, &mark, &0])
             .map(drop)
     }
-
-    fn try_permit_or_pause(
-        &mut self,
-        gate: &LockKey,
-        limit: u32,
-        pause: Duration,
-    ) -> Attempted<LockKey> {
-        let sql = &statements::TRY_PERMIT_OR_PAUSE;
-        self.showing(gate, |it| it.take_permit(sql, gate, limit, pause))
-    }
-
-    fn undo(&mut self, attempt: &Attempt<LockKey>, keep: &[LockKey]) -> Result<(), Failure> {
-        let keep = Array(keep.iter().map(LockKey::number).collect());
-        self.execute(&statements::UNDO_PERMIT, &[&attempt.name.number(), &keep])
-            .map(drop)
-    }
-
-    fn leave_gate(&mut self, gate: &LockKey) -> Result<(), Failure> {
-        self.shown.remove([&gate.shown]);
-        let bell = gate.bell().number();
-        self.execute(&statements::RELEASE_IF_HELD, &[&bell])
-            .map(drop)
-    }
 }
 
 impl Connection {
-    /// Shows a name to operators during an attempt, and from then on if that takes it.
-    pub(crate) fn showing(
-        &mut self,
-        name: &LockKey,
-        attempt: impl FnOnce(&mut Self) -> Attempted<LockKey>,
-    ) -> Attempted<LockKey> {
-        self.shown.add([&name.shown]);
-        let attempted = attempt(self);
-        if !matches!(attempted, Ok(Some(_))) {
-            self.shown.remove([&name.shown]);
-        }
-        attempted
-    }
-
-    /// Returns what an attempt took, if its epoch grows.
-    pub(crate) fn taken(
-        &self,
-        name: LockKey,
-        before: u64,
-        epoch: u64,
-        slot: u32,
-    ) -> Attempted<LockKey> {
-        let epoch = self.shared.last_epoch.accept(before, epoch)?;
-        Ok(Some(Taken { name, epoch, slot }))
-    }
-
-    fn wait_for(&mut self, name: &LockKey, wait: Duration, grace: Duration) -> Attempted<LockKey> {
+    fn wait_for(&mut self, name: &LockKey, wait: Duration, grace: Duration) -> Attempted {
         let before = self.shared.last_epoch.get();
         self.limit = wait + grace;
         let values: Values<'_> = &[&name.number(), &millis(wait)];
@@ -205,7 +137,8 @@ impl Connection {
         match replies?.pop().ok_or_else(unreadable)? {
             Ok(rows) => {
                 let epoch = rows.first().and_then(|row| row.number(2));
-                self.taken(name.clone(), before, epoch.ok_or_else(unreadable)?, 0)
+                let epoch = epoch.ok_or_else(unreadable)?;
+                self.shared.last_epoch.accept(before, epoch).map(Some)
             }
             Err(error) if error.state == ServerError::LOCK_TIMEOUT => {
                 // The lock may have been granted just before the statement was ended.
@@ -225,56 +158,20 @@ impl Connection {
             ([], []) => {
                 return self.execute("", &[]).map(|_| Vec::new());
             }
-            ([name], []) => {
-                let sql = match name.is_of_semaphore() {
-                    true => &*statements::RELEASE_PERMIT,
-                    false => &Verbs::of(name).release,
-                };
-                self.execute(sql, &[&name.number()])
-            }
-            ([], [attempt]) => {
-                let name = &attempt.name;
-                self.execute(&Verbs::of(name).attempt, &[&name.number()])
-            }
+            ([name], []) => self.execute(&Verbs::of(name).release, &[&name.number()]),
+            ([], [name]) => self.execute(&Verbs::of(name).attempt, &[&name.number()]),
             _ => {
                 let release = |name| (steps(name)[0], LockKey::number(name));
-                let attempt = |it: &Attempt<_>| (steps(&it.name)[1], it.name.number());
+                let attempt = |name| (steps(name)[1], LockKey::number(name));
                 let all = releases.iter().map(release);
                 let (steps, keys) = all.chain(attempts.iter().map(attempt)).unzip();
-                let sql = match releases.iter().any(LockKey::is_of_semaphore) {
-                    true => &*statements::SEVERAL_AND_NOTIFY,
-                    false => &*statements::SEVERAL,
-                };
-                self.execute(sql, &[&Array(steps), &Array(keys)])
+                self.execute(&statements::SEVERAL, &[&Array(steps), &Array(keys)])
             }
         };
-        let rows = match rows {
-            // A notification that came late has ended it. Only the session itself releases what it held.
-            Err(Failure::Refused(_)) if attempts.is_empty() => {
-                self.release_again(releases)?;
-                return Ok(vec![1; releases.len()]);
-            }
-            rows => rows?,
-        };
+        let rows = rows?;
         let numbers: Option<Vec<_>> = rows.iter().map(|row| row.number(0)).collect();
         let numbers = numbers.filter(|all| all.len() == releases.len() + attempts.len());
         numbers.ok_or_else(unreadable)
-    }
-
-    /// Releases those of the locks that are still held.
-    fn release_again(&mut self, names: &[LockKey]) -> Result<(), Failure> {
-        for name in names {
-            let key: Values<'_> = &[&name.number()];
-            repeat(self, |it| it.execute(&statements::RELEASE_IF_HELD, key))?;
-            if name.is_of_semaphore()
-                && let Err(failure) = repeat(self, |it| it.execute(&statements::NOTIFY, key))
-                // The pause that is not ended ends by itself.
-                && !matches!(failure, Failure::Refused(_))
-            {
-                return Err(failure);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The keys of advisory locks: numbers of 64 bits, by which different names are different locks.
 //!
-//! The names of two locks have the same key with a probability of 2^-63, and two semaphores with 2^-43. Then one
-//! waits for the other: that costs time, and no exclusion.
+//! The names of two locks have the same key with a probability of 2^-63. Then one waits for the other: that costs time,
+//! and no exclusion.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -12,22 +12,10 @@ use sha2::{Digest, Sha256};
 
 use crate::shown;
 
-/// The largest limit of a semaphore.
-pub(crate) const MAX_PERMITS: u32 = 1_000;
-
-/// The bits of a permit's slot, and those of its limit.
-const PART: u32 = 10;
-const PART_MASK: u64 = (1 << PART) - 1;
-/// The bits of a key that tell the locks of one semaphore apart.
-const PARTS: u64 = (1 << (2 * PART)) - 1;
-/// Set in the keys of semaphores.
-const SEMAPHORE: u64 = 1 << 63;
-/// The slot of the bell, beside the limit 0. The gate has the slot 0.
-const BELL: u64 = 1;
+/// The bits of a key. The highest one is clear, so that keys are positive numbers.
+const KEY: u64 = u64::MAX >> 1;
 
 /// The key of an advisory lock, what it is the key of, and whether it is for a shared lock.
-///
-/// A key of a semaphore has 43 bits of the name's hash, the limit and the slot. The gate and the bell have no limit.
 #[derive(Clone, Debug)]
 pub struct LockKey {
     key: u64,
@@ -70,39 +58,6 @@ impl LockKey {
     pub(crate) fn number(&self) -> i64 {
         self.key.cast_signed()
     }
-
-    /// Returns another key of the semaphore.
-    fn with(&self, key: u64) -> Self {
-        let shown = Arc::clone(&self.shown);
-        Self {
-            key,
-            is_shared: false,
-            shown,
-        }
-    }
-
-    /// Returns the lease of a permit, of the semaphore of which this is the gate.
-    pub(crate) fn permit(&self, limit: u32, slot: u32) -> Self {
-        self.with(self.key | u64::from(limit) << PART | u64::from(slot))
-    }
-
-    /// Returns whether this is a key of a semaphore.
-    pub(crate) fn is_of_semaphore(&self) -> bool {
-        self.key & SEMAPHORE != 0
-    }
-
-    /// Returns whether this is the bell of a semaphore.
-    pub(crate) fn is_bell(&self) -> bool {
-        self.key & (SEMAPHORE | PARTS) == SEMAPHORE | BELL
-    }
-
-    /// Returns limit and slot if this is the lease of a permit.
-    pub(crate) fn of_permit(&self) -> Option<(u32, u32)> {
-        let (limit, slot) = (self.key >> PART & PART_MASK, self.key & PART_MASK);
-        let is_permit = self.is_of_semaphore() && limit > 0;
-        let part = |part: u64| u32::try_from(part).ok();
-        part(limit).zip(part(slot)).filter(|_| is_permit)
-    }
 }
 
 impl SessionName for LockKey {
@@ -116,30 +71,11 @@ impl SessionName for LockKey {
         let first = hash
             .first_chunk()
             .map_or(0, |first| u64::from_be_bytes(*first));
-        let key = match mode.is_permit() {
-            true => (first | SEMAPHORE) & !PARTS,
-            false => first & !SEMAPHORE,
-        };
         Self {
-            key,
+            key: first & KEY,
             is_shared: mode == Mode::Shared,
             shown: shown::encode(namespace, name),
         }
-    }
-
-    fn gate(&self) -> Option<Self> {
-        self.is_of_semaphore().then(|| self.with(self.key & !PARTS))
-    }
-
-    fn is_akin(&self, other: &Self) -> bool {
-        match self.key & other.key & SEMAPHORE {
-            0 => self == other,
-            _ => self.key & !PARTS == other.key & !PARTS,
-        }
-    }
-
-    fn bell(&self) -> Self {
-        self.with(self.key | BELL)
     }
 }
 
@@ -155,34 +91,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lock_and_semaphore_of_a_name_are_apart() {
+    fn names_have_keys_of_their_own_in_both_modes() {
         let lock = LockKey::requested("shop", "a", Mode::Exclusive);
         let shared = LockKey::requested("shop", "a", Mode::Shared);
-        let gate = LockKey::requested("shop", "a", Mode::Permit { limit: 3 });
         assert_eq!(lock, shared);
-        assert!(shared.is_shared && !lock.is_akin(&gate) && !gate.is_akin(&lock));
+        assert!(shared.is_shared && !lock.is_shared);
         assert_ne!(lock, LockKey::requested("sho", "pa", Mode::Exclusive));
-        assert_eq!(
-            gate,
-            LockKey::requested("shop", "a", Mode::Permit { limit: 9 })
-        );
-    }
-
-    #[test]
-    fn keys_of_a_semaphore_say_what_they_are() {
-        let gate = LockKey::requested("shop", "a", Mode::Permit { limit: 3 });
-        let permit = gate.permit(MAX_PERMITS, MAX_PERMITS - 1);
-        assert_eq!(permit.of_permit(), Some((MAX_PERMITS, MAX_PERMITS - 1)));
-        assert_eq!(gate.permit(1, 0).of_permit(), Some((1, 0)));
-        for key in [gate.clone(), gate.bell(), permit.clone()] {
-            assert_eq!(key.gate().as_ref(), Some(&gate));
-            assert!(key.is_akin(&permit));
-        }
-        assert_ne!(gate.bell(), gate);
-        assert_eq!(gate.bell().of_permit(), None);
-        let lock = LockKey::requested("shop", "a", Mode::Exclusive);
-        assert_eq!((lock.gate(), lock.of_permit()), (None, None));
-        let halves = permit.halves().map(|half| u32::try_from(half).unwrap());
-        assert_eq!(LockKey::of_halves(halves), permit);
+        let halves = lock.halves().map(|half| u32::try_from(half).unwrap());
+        assert_eq!(LockKey::of_halves(halves), lock);
     }
 }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, LockName, Mode,
-    Proof, StoreInfo, SystemClock, TransactionLockSql, Usage,
+    Admin, Backend, Capabilities, Capability, Clock, Error, LockName, Mode, Proof, StoreInfo,
+    SystemClock, TransactionLockSql, Usage,
 };
 use lockkeeper_remote::session_verbs;
 use lockkeeper_remote::sessions::{SessionLease, SessionName as _};
 
 use crate::connection::Connection;
-use crate::names::{LockKey, MAX_PERMITS};
+use crate::names::LockKey;
 use crate::statements;
 use crate::store::Store;
 use crate::{BACKEND, PostgresOptions};
@@ -31,16 +31,11 @@ type Lease = SessionLease<Connection>;
 /// name gets [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted) if all connections are
 /// in use for longer than the response timeout, and none of them holds names of its ttl.
 ///
-/// Exclusive and shared locks wait in the server, first come, first served. The first process that waits for a permit
-/// keeps one connection and an advisory lock, behind which the others wait in the server. A release ends its pause by
-/// `pg_cancel_backend`, which a user may do to sessions of its own; without that, for two users or after the end of
-/// a session, a free permit is found after at most 1 s.
+/// Exclusive and shared locks wait in the server, first come, first served. Permits of semaphores are not there.
 ///
 /// # Limits
-/// - A name is a key of 63 bits, and a semaphore one of 43. Of a million names, two have the same key with a probability
-///   of 1 in 18 million, and of a thousand semaphores with 1 in 17 million. Then one waits for the other.
-/// - A semaphore has at most 1000 permits, and each acquisition reads the server's list of locks: some 30 us, and more on
-///   a server with thousands of locks.
+/// - A name is a key of 63 bits. Of a million names, two have the same key with a probability of 1 in 18 million. Then one
+///   waits for the other.
 /// - Each lock takes a place in the server's table of locks, whose size is `max_locks_per_transaction` times
 ///   `max_connections` (6,400 by default).
 /// - One server is the truth: a replica that takes over knows none of its primary's locks.
@@ -98,8 +93,7 @@ impl StoreInfo for PostgresProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities = self.0.locks.capabilities(MAX_PERMITS);
-        capabilities.with(Capability::Shared)
+        self.0.locks.capabilities().with(Capability::Shared)
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -125,10 +119,6 @@ impl StoreInfo for PostgresProvider {
 
 impl Backend for PostgresProvider {
     type Lease = Lease;
-
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Lease>>, Error> {
-        self.0.locks.acquire(request)
-    }
 
     session_verbs!();
 

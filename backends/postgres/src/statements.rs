@@ -53,12 +53,6 @@ impl Verbs {
     }
 }
 
-/// Releases a permit, and ends the pause of the session that waits for one. The first column is as a lock's.
-pub(crate) static RELEASE_PERMIT: LazyLock<String> = LazyLock::new(|| {
-    let notify = notify("$1::int8");
-    format!("SELECT pg_advisory_unlock($1::int8)::int4, {notify}")
-});
-
 /// What [`SEVERAL`] does with a lock: 0 to release it, 2 to try it, and 1 more if it is shared.
 pub(crate) fn steps(name: &LockKey) -> [i64; 2] {
     let shared = i64::from(name.is_shared);
@@ -67,40 +61,21 @@ pub(crate) fn steps(name: &LockKey) -> [i64; 2] {
 
 /// Releases and tries locks in the order of two arrays: of [`steps`], and of the keys. Returns a row for each, as the
 /// statement about one lock does.
-pub(crate) static SEVERAL: LazyLock<String> = LazyLock::new(|| several(""));
-
-/// Does what [`SEVERAL`] does where some of what is released are permits: these have the negative keys.
-pub(crate) static SEVERAL_AND_NOTIFY: LazyLock<String> = LazyLock::new(|| {
-    let notify = notify("key");
-    several(&format!(
-        ", CASE WHEN step = 0 AND key < 0 THEN {notify} END"
-    ))
-});
-
-fn several(more_columns: &str) -> String {
+pub(crate) static SEVERAL: LazyLock<String> = LazyLock::new(|| {
     format!(
         "SELECT CASE step \
          WHEN 0 THEN pg_advisory_unlock(key)::int4 \
          WHEN 1 THEN pg_advisory_unlock_shared(key)::int4 \
          WHEN 2 THEN CASE WHEN pg_try_advisory_lock(key) THEN {EPOCH} ELSE 0 END \
          ELSE CASE WHEN pg_try_advisory_lock_shared(key) THEN {EPOCH} ELSE 0 END \
-         END{more_columns} FROM unnest($1::int4[], $2::int8[]) AS steps (step, key)"
+         END FROM unnest($1::int4[], $2::int8[]) AS steps (step, key)"
     )
-}
-
-/// The longest wait for the gate of a semaphore in ms: a session holds it within a statement only.
-pub(crate) const GATE_LIMIT: u64 = 1_000;
+});
 
 /// The condition for rows of `pg_locks` on the key `$1`.
 const IS_KEY: &str = "locktype = 'advisory' AND objsubid = 1 \
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
     AND classid::int8 = ($1::int8 >> 32 & 4294967295) AND objid::int8 = ($1::int8 & 4294967295)";
-
-/// The condition for rows of `pg_locks` on any key of the semaphore with the gate `$1`.
-const IS_AKIN: &str = "locktype = 'advisory' AND objsubid = 1 \
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
-    AND classid::int8 = ($1::int8 >> 32 & 4294967295) \
-    AND objid::int8 >> 20 = ($1::int8 & 4294967295) >> 20";
 
 /// Releases the lock if this session holds it, and returns 1 then. Without a look, the server would log a warning.
 pub(crate) static RELEASE_IF_HELD: LazyLock<String> = LazyLock::new(|| {
@@ -111,21 +86,17 @@ pub(crate) static RELEASE_IF_HELD: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Returns the sessions that hold the key or wait for it exclusively: the halves of the key, the session's number and
-/// its mark, which is 0 for a transaction of an application.
-pub(crate) static HOLDERS: LazyLock<String> = LazyLock::new(|| holders(IS_KEY));
-/// Returns what [`HOLDERS`] does, for all keys of a semaphore.
-pub(crate) static HOLDERS_AKIN: LazyLock<String> = LazyLock::new(|| holders(IS_AKIN));
-
-fn holders(condition: &str) -> String {
+/// Returns the sessions that hold the key or wait for it exclusively: the session's number and its mark, which is 0 for a
+/// transaction of an application.
+pub(crate) static HOLDERS: LazyLock<String> = LazyLock::new(|| {
     format!(
         "WITH locks AS MATERIALIZED (SELECT * FROM pg_locks), \
          marks AS (SELECT pid, objid::int8 AS mark FROM locks \
          WHERE locktype = 'advisory' AND objsubid = 2 AND classid = {MARKS}) \
-         SELECT classid, objid, pid, coalesce(mark, 0) FROM locks LEFT JOIN marks USING (pid) \
-         WHERE {condition} AND (granted OR mode = 'ExclusiveLock') AND pid <> pg_backend_pid()"
+         SELECT pid, coalesce(mark, 0) FROM locks LEFT JOIN marks USING (pid) \
+         WHERE {IS_KEY} AND (granted OR mode = 'ExclusiveLock') AND pid <> pg_backend_pid()"
     )
-}
+});
 
 /// Ends the session with the number `$2` and the mark `$3` if it holds the key, and waits for its end for at most
 /// `$4` ms. Returns whether it has ended, and no row if it does not hold the key.
@@ -134,67 +105,6 @@ pub(crate) static END_HOLDER: LazyLock<String> = LazyLock::new(|| {
         "WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE pid = $2::int4 AND granted) \
          SELECT pg_terminate_backend(pid, $4::int8) FROM locks WHERE {IS_KEY} AND EXISTS (SELECT FROM locks \
          WHERE locktype = 'advisory' AND objsubid = 2 AND classid = {MARKS} AND objid::int8 = $3::int8)"
-    )
-});
-
-/// Tries to take a permit of the semaphore with the gate `$1` and the limit `$2`, and otherwise sleeps for `$3` ms.
-/// An array: another limit that is live, the slot that was taken, the epoch.
-///
-/// Nothing is taken while another session holds the bell exclusively. A look that is shared is a session that
-/// releases a permit.
-static TAKE_PERMIT: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "(WITH live AS MATERIALIZED (SELECT objid::int8 >> 10 & 1023 AS held, \
-         objid::int8 & 1023 AS slot, pid, mode FROM pg_locks WHERE {IS_AKIN} AND granted), \
-         found AS MATERIALIZED (SELECT (SELECT min(held) FROM live WHERE held NOT IN (0, $2::int8)) AS other, \
-         EXISTS (SELECT FROM live WHERE held = 0 AND slot = 1 AND mode = 'ExclusiveLock' \
-         AND pid <> pg_backend_pid()) AS is_waited_for), \
-         taken AS MATERIALIZED (SELECT other, CASE WHEN other IS NULL AND NOT is_waited_for THEN \
-         (SELECT slot FROM (SELECT slot FROM generate_series(0, $2::int8 - 1) AS slot \
-         WHERE slot NOT IN (SELECT slot FROM live WHERE held = $2::int8) ORDER BY slot OFFSET 0) AS free \
-         WHERE pg_try_advisory_lock($1::int8 | ($2::int8 << 10) | slot) LIMIT 1) END AS slot FROM found) \
-         SELECT ARRAY[other, slot, CASE WHEN slot IS NOT NULL THEN {EPOCH} END, \
-         CASE WHEN slot IS NULL AND other IS NULL THEN (pg_sleep($3::int8 / 1000.0) IS NULL)::int4 END] FROM taken)"
-    )
-});
-
-/// Tries to take a permit, with the gate. The second column is the array.
-pub(crate) static TRY_PERMIT: LazyLock<String> = LazyLock::new(|| {
-    let take = &*TAKE_PERMIT;
-    format!("SELECT pg_advisory_lock($1::int8), {take}, pg_advisory_unlock($1::int8)")
-});
-
-/// Takes a permit on the session that holds the bell, or sleeps. The second column is the array.
-///
-/// After it has passed the gate, no attempt is under way that began before the bell was held.
-pub(crate) static TRY_PERMIT_OR_PAUSE: LazyLock<String> = LazyLock::new(|| {
-    let take = &*TAKE_PERMIT;
-    format!("SELECT concat(pg_advisory_lock($1::int8), pg_advisory_unlock($1::int8)), {take}")
-});
-
-/// Ends the pause of the session that waits for a permit of the semaphore with the key `$1`.
-pub(crate) static NOTIFY: LazyLock<String> =
-    LazyLock::new(|| format!("SELECT {}", notify("$1::int8")));
-
-/// Ends the pause of the session that holds the bell of the semaphore with a key, if one does and this user may. A
-/// shared lock is how to see that one does.
-fn notify(key: &str) -> String {
-    let bell = format!("({key} >> 20 << 20 | 1)");
-    let is_bell = IS_KEY.replace("$1::int8", &bell);
-    format!(
-        "CASE WHEN pg_try_advisory_lock_shared({bell}) THEN pg_advisory_unlock_shared({bell}) \
-         ELSE (SELECT bool_or(pg_cancel_backend(pid)) FROM pg_locks \
-         WHERE {is_bell} AND mode = 'ExclusiveLock' AND granted \
-         AND pg_has_role((SELECT usesysid FROM pg_stat_get_activity(pid)), 'USAGE')) END"
-    )
-}
-
-/// Releases all keys of the semaphore with the gate `$1` that this session holds, except those in the array `$2`.
-pub(crate) static UNDO_PERMIT: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "SELECT pg_advisory_unlock(key) FROM (SELECT classid::int8 << 32 | objid::int8 AS key FROM pg_locks \
-         WHERE {IS_AKIN} AND pid = pg_backend_pid() AND granted OFFSET 0) AS held \
-         WHERE key <> ALL ($2::int8[])"
     )
 });
 

@@ -22,9 +22,6 @@ mod crashes;
 #[path = "server/opening.rs"]
 mod opening;
 #[cfg(unix)]
-#[path = "server/permits.rs"]
-mod permits;
-#[cfg(unix)]
 #[path = "server/pooler.rs"]
 mod pooler;
 #[cfg(unix)]
@@ -53,7 +50,6 @@ fn main() -> std::process::ExitCode {
         admin::CASES,
         proof::CASES,
         sessions::CASES,
-        permits::CASES,
         batches::CASES,
         supplied::CASES,
     ];

@@ -30,16 +30,14 @@ mod detached;
 mod driver;
 mod lease;
 mod requests;
-mod semaphore;
 mod session;
 mod state;
 mod store;
 
-pub use connection::{Holders, SessionConnection, SessionName};
+pub use connection::{SessionConnection, SessionName};
 pub use driver::{driver_keys, driver_options};
 pub use lease::SessionLease;
-pub use requests::{Attempt, Attempted, Replies, Requests, Taken};
-pub use semaphore::repeat;
+pub use requests::{Attempted, Replies, Requests};
 pub use store::SessionStore;
 
 use std::sync::Arc;
@@ -126,18 +124,6 @@ impl<C: SessionConnection> Sessions<C> {
         ended.iter().for_each(|session| session.end());
     }
 
-    /// Ends all leases with certain names: they are lost as if their sessions had ended, and the names are released
-    /// soon.
-    pub fn end_leases(&self, is_ended: impl Fn(&C::Name) -> bool) {
-        let now = self.clock.now();
-        let sessions = self.live().clone();
-        let end = |session: &Arc<Session<C>>| session.state().end_leases(now, &is_ended);
-        if sessions.iter().filter(|session| end(session)).count() > 0 {
-            self.sweeper.note(now);
-            self.verifiers.verify_all();
-        }
-    }
-
     /// Records that a connection is closed on which a reply is missing, and which may be idle for a time. Until the
     /// server notices the end, the session may hold the name that it requested: that name is not busy then.
     pub fn abandon(&self, id: C::Id, idle: Duration) {
@@ -194,7 +180,7 @@ impl<C: SessionConnection> Sessions<C> {
 
     /// Returns for each attempt the sessions that [`unclaimed`](Self::unclaimed) returns.
     fn all_unclaimed(&self, session: &Session<C>, requests: &Requests<C::Name>) -> Vec<Vec<C::Id>> {
-        let names = requests.tried();
+        let names = requests.attempts.iter();
         names.map(|name| self.unclaimed(name, session.id)).collect()
     }
 
@@ -205,7 +191,7 @@ impl<C: SessionConnection> Sessions<C> {
         session: &Session<C>,
         requests: &Requests<C::Name>,
         limit: Duration,
-    ) -> Result<Replies<C::Name>, Failure> {
+    ) -> Result<Replies, Failure> {
         let unclaimed = self.all_unclaimed(session, requests);
         let longest = session.longest_call();
         let result = session.run(limit, |connection| {
@@ -222,7 +208,7 @@ impl<C: SessionConnection> Sessions<C> {
         session: &Session<C>,
         requests: &Requests<C::Name>,
         limit: Duration,
-    ) -> Option<Result<Replies<C::Name>, Failure>> {
+    ) -> Option<Result<Replies, Failure>> {
         let unclaimed = self.all_unclaimed(session, requests);
         let ask = |connection: &mut _| session.ask(connection, requests);
         let result = session.run_alone(requests.count(), limit, ask)?;
@@ -235,8 +221,8 @@ impl<C: SessionConnection> Sessions<C> {
         session: &Arc<Session<C>>,
         requests: &Requests<C::Name>,
         limit: Duration,
-        ask: impl FnOnce(&mut C) -> Result<Replies<C::Name>, Failure>,
-    ) -> Result<Replies<C::Name>, Failure> {
+        ask: impl FnOnce(&mut C) -> Result<Replies, Failure>,
+    ) -> Result<Replies, Failure> {
         let unclaimed = self.all_unclaimed(session, requests);
         let result = session.run(limit, ask);
         // Not before the reply: of two sessions that try one name, each would take the other for its holder.
@@ -250,17 +236,16 @@ impl<C: SessionConnection> Sessions<C> {
         &self,
         session: &Session<C>,
         requests: &Requests<C::Name>,
-        mut result: Result<Replies<C::Name>, Failure>,
+        mut result: Result<Replies, Failure>,
         unclaimed: Vec<Vec<C::Id>>,
         limit: Duration,
-    ) -> Result<Replies<C::Name>, Failure> {
+    ) -> Result<Replies, Failure> {
         let attempted = result.as_mut().map(|replies| &mut replies.attempted);
         let attempted = attempted.into_iter().flatten();
         let attempts = requests.attempts.iter().zip(attempted);
-        for ((attempt, attempted), unclaimed) in attempts.zip(unclaimed) {
+        for ((name, attempted), unclaimed) in attempts.zip(unclaimed) {
             if matches!(attempted, Ok(None)) {
-                let confirm =
-                    |connection: &mut _| confirm_busy(self, connection, attempt, unclaimed);
+                let confirm = |connection: &mut _| confirm_busy(self, connection, name, unclaimed);
                 *attempted = session.run(limit, confirm).flatten();
             }
         }
@@ -275,7 +260,7 @@ impl<C: SessionConnection> Sessions<C> {
         session: &Arc<Session<C>>,
         requests: Requests<C::Name>,
         limit: Duration,
-    ) -> Call<Replies<C::Name>> {
+    ) -> Call<Replies> {
         let requests = Arc::new(requests);
         let limit = match requests.attempts.len() == requests.count() {
             true => limit,
@@ -286,7 +271,8 @@ impl<C: SessionConnection> Sessions<C> {
         let started = self.calls.start(move |reply| {
             let result = sessions.call(&theirs, &all, limit);
             if let Err(SendError(Ok(late))) = reply.send(result) {
-                sessions.give_back(&theirs, late.granted());
+                let granted = all.granted(&late).cloned().collect();
+                sessions.give_back(&theirs, granted);
             }
         });
         match started {
@@ -312,15 +298,15 @@ impl<C: SessionConnection> Sessions<C> {
         &self,
         session: &Session<C>,
         requests: &Requests<C::Name>,
-        result: &Result<Replies<C::Name>, Failure>,
+        result: &Result<Replies, Failure>,
     ) {
         let (mut gone, mut left_over) = (Vec::new(), Vec::new());
         match result {
             Ok(replies) => {
                 gone.extend(&requests.releases);
-                for (name, attempted) in requests.attempted(replies) {
+                for (name, attempted) in requests.attempts.iter().zip(&replies.attempted) {
                     match attempted {
-                        Ok(Some(taken)) => session.state().rename(name, &taken.name),
+                        Ok(Some(_)) => {}
                         // The server may have granted the name all the same.
                         Err(Failure::Refused(_)) => left_over.push(name),
                         Ok(None) | Err(_) => gone.push(name),
@@ -329,12 +315,12 @@ impl<C: SessionConnection> Sessions<C> {
             }
             Err(Failure::NotSent(_)) => {
                 left_over.extend(&requests.releases);
-                gone.extend(requests.tried());
+                gone.extend(&requests.attempts);
             }
             Err(Failure::Refused(_)) => {
                 let mut state = session.state();
                 state.is_spent = true;
-                let names = requests.releases.iter().chain(requests.tried());
+                let names = requests.releases.iter().chain(&requests.attempts);
                 // The connection closes with its last name, and then the server frees that.
                 match state.names.len() > 1 {
                     true => left_over.extend(names),
@@ -342,11 +328,11 @@ impl<C: SessionConnection> Sessions<C> {
                 }
             }
             Err(Failure::Closed(_)) => {
-                gone.extend(requests.releases.iter().chain(requests.tried()));
+                gone.extend(requests.releases.iter().chain(&requests.attempts));
             }
             // The session is in doubt, and is closed when no other lease on it lasts.
             Err(Failure::Unanswered(_)) => {
-                let names = requests.releases.iter().chain(requests.tried());
+                let names = requests.releases.iter().chain(&requests.attempts);
                 session.state().leave_unanswered(names);
             }
         }

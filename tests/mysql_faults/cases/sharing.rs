@@ -1,11 +1,9 @@
 //! Names that share a session.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::{
-    AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Mode, Released,
-    WaitOutcome,
+    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released, WaitOutcome,
 };
 use lockkeeper_testkit::{Fault, MySqlKind, Proxy, until};
 
@@ -19,10 +17,6 @@ pub(super) const CASES: &[Case] = &[
     (
         "shared_session_outlives_call_cut_short",
         shared_session_outlives_call_cut_short,
-    ),
-    (
-        "shared_lock_keeps_its_deadline_and_cancel_while_the_server_is_silent",
-        shared_lock_keeps_its_deadline_and_cancel_while_the_server_is_silent,
     ),
     (
         "own_abandoned_attempt_is_not_busy",
@@ -147,39 +141,6 @@ fn shared_session_outlives_call_cut_short(kind: MySqlKind) {
     kept.renew().unwrap();
     assert_eq!(kept.release().unwrap(), Released::Done);
     drop((old, keeper));
-    assert_clean(&server);
-}
-
-/// The first shared lock of a keeper waits for a session beside the pool.
-fn shared_lock_keeps_its_deadline_and_cancel_while_the_server_is_silent(kind: MySqlKind) {
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "connect_timeout=60s&response_timeout=60s";
-    let keeper = open(&server.url_via(proxy.addr()), keys);
-    proxy.set(Fault::Dark);
-    let second = Duration::from_secs(1);
-    let began = Instant::now();
-    let error = keeper.try_lock_shared_for("a", second).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-    assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
-
-    let cancel = CancelToken::new();
-    let options = AcquireOptions::new().mode(Mode::Shared).wait_forever();
-    let options = options.cancel(&cancel);
-    thread::scope(|scope| {
-        let cancelled = scope.spawn(|| keeper.acquire("a", &options).map(drop));
-        // It may wait for the connection that the first call has begun to open, so the server sees nothing of it.
-        thread::sleep(second / 2);
-        assert!(!cancelled.is_finished());
-        let began = Instant::now();
-        cancel.cancel();
-        let error = cancelled.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
-        assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
-    });
-    proxy.set(Fault::Pass);
-    drop(keeper.try_lock_shared("a").unwrap().unwrap());
-    drop(keeper);
     assert_clean(&server);
 }
 

@@ -10,7 +10,7 @@ use crate::failure::{Failure, unknown};
 
 use super::Sessions;
 use super::connection::SessionConnection;
-use super::requests::{Attempt, Attempted};
+use super::requests::Attempted;
 
 /// How many abandoned sessions are remembered.
 const MOST_ABANDONED: usize = 100;
@@ -53,23 +53,23 @@ impl<I: Copy> AbandonedSessions<I> {
 pub(crate) fn confirm_busy<C: SessionConnection>(
     sessions: &Sessions<C>,
     connection: &mut C,
-    attempt: &Attempt<C::Name>,
+    name: &C::Name,
     unclaimed: Vec<C::Id>,
-) -> Result<Attempted<C::Name>, Failure> {
+) -> Result<Attempted, Failure> {
     let abandoned = sessions.abandoned.current();
     let mut own = unclaimed;
-    own.extend(sessions.unclaimed(&attempt.name, connection.session()));
+    own.extend(sessions.unclaimed(name, connection.session()));
     if own.is_empty() && abandoned.is_empty() {
         return Ok(Ok(None));
     }
-    let holders = connection.holders(attempt)?;
+    let holders = connection.holders(name)?;
     let mut is_ours = holders.is_empty();
-    for (name, holder) in holders {
+    for holder in holders {
         let holds = |session: &C::Id| C::is_session(*session, holder);
         is_ours |= own.iter().any(holds);
         if abandoned.iter().any(holds) {
             is_ours = true;
-            match connection.end_holder(&name, holder) {
+            match connection.end_holder(name, holder) {
                 // Refused: the session has ended by itself.
                 Ok(()) | Err(Failure::Refused(_)) => {}
                 Err(failure) => return Err(failure),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant, Mode};
+use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 
 use crate::backoff::Backoff;
 use crate::failure::{Failure, unknown};
@@ -12,8 +12,7 @@ use crate::pool::{Found, PooledConn, WaitPermit};
 use super::attempt::Made;
 use super::connection::{SessionConnection, SessionName};
 use super::lease::SessionLease;
-use super::requests::{Attempt, Attempted, Replies, Requests};
-use super::semaphore::{repeat, wait_for_permit};
+use super::requests::{Replies, Requests};
 use super::session::Session;
 use super::store::SessionStore;
 
@@ -26,10 +25,6 @@ const GRACE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The time after which the server ends the session of a process that was stopped while it was the first to
-/// wait for a permit.
-const LONGEST_SILENCE: Duration = Duration::from_secs(2);
-
 /// The grant, or `None` if another holder has the name.
 type Granted<C> = Option<Grant<SessionLease<C>>>;
 
@@ -37,7 +32,7 @@ type Granted<C> = Option<Grant<SessionLease<C>>>;
 struct Acquisition<'a, C: SessionConnection> {
     store: &'a SessionStore<C>,
     request: &'a AcquireRequest<'a>,
-    wanted: Attempt<C::Name>,
+    wanted: C::Name,
     idle: Duration,
 }
 
@@ -49,10 +44,7 @@ pub(crate) fn acquire<C: SessionConnection>(
     let acquisition = Acquisition {
         store,
         request,
-        wanted: Attempt {
-            name: SessionName::requested(&store.namespace, name, mode),
-            mode,
-        },
+        wanted: SessionName::requested(&store.namespace, name, mode),
         idle: C::idle(request.ttl()),
     };
     acquisition.run().map_err(Failure::into_error)
@@ -106,7 +98,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             let left = until.saturating_since(self.request.now());
             left.min(store.options.response_timeout)
         };
-        let shared = || store.sessions.enter(&self.wanted.name, self.idle, true);
+        let shared = || store.sessions.enter(&self.wanted, self.idle, true);
         if store.shares()
             && let Some(session) = shared()
         {
@@ -149,10 +141,11 @@ impl<C: SessionConnection> Acquisition<'_, C> {
     }
 
     fn granted(&self, mut made: Made<C>) -> Result<Granted<C>, Failure> {
-        let taken = made.attempted.pop().unwrap_or(Ok(None))?;
-        let (request, asked_at) = (self.request, made.asked_at);
-        let grant = |taken| self.store.grant(&made.session, request, taken, asked_at);
-        Ok(taken.map(grant))
+        let epoch = made.attempted.pop().unwrap_or(Ok(None))?;
+        Ok(epoch.map(|epoch| {
+            self.store
+                .grant(&made, self.request, self.wanted.clone(), epoch)
+        }))
     }
 
     /// Returns a connection to wait on. Returns `None` after `pause` if there is none: the caller asks again
@@ -189,7 +182,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             let cancel = cancel.map(|cancel| cancel.on_cancel(connection.canceller()));
             let taken = match span.is_zero() {
                 true => Ok(None),
-                false => self.wait_on(connection, span, deadline),
+                false => connection.wait(&self.wanted, span, GRACE),
             };
             // A cancel in another thread must not close the connection when other names rely on it. Either
             // it has closed the connection by now, or it never will.
@@ -210,28 +203,5 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             asked_at,
         })?;
         Ok((granted.is_some() || is_over).then_some(granted))
-    }
-
-    fn wait_on(
-        &self,
-        connection: &mut C,
-        span: Duration,
-        deadline: HostInstant,
-    ) -> Attempted<C::Name> {
-        let Mode::Permit { limit } = self.wanted.mode else {
-            return connection.wait(&self.wanted, span, GRACE);
-        };
-        // All others wait behind the session that holds the bell.
-        connection.set_idle(LONGEST_SILENCE)?;
-        let pause = || {
-            let left = deadline.saturating_since(self.request.now());
-            let pause = Duration::from_millis(fastrand::u64(700..1_000));
-            let is_over = left.is_zero() || self.request.is_cancelled();
-            (!is_over).then(|| left.min(pause))
-        };
-        let gate = &self.wanted.name;
-        let taken = wait_for_permit(connection, gate, limit, span, GRACE, pause)?;
-        repeat(connection, |it| it.set_idle(self.idle))?;
-        Ok(taken)
     }
 }

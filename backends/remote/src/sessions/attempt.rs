@@ -10,7 +10,7 @@ use crate::pool::PooledConn;
 
 use super::connection::SessionConnection;
 use super::lease::SessionLease;
-use super::requests::{Attempted, Requests, Taken};
+use super::requests::{Attempted, Requests};
 use super::session::Session;
 use super::state::Entry;
 use super::store::SessionStore;
@@ -18,7 +18,7 @@ use super::store::SessionStore;
 /// Attempts that were made on a session.
 pub(crate) struct Made<C: SessionConnection> {
     pub(crate) session: Arc<Session<C>>,
-    pub(crate) attempted: Vec<Attempted<C::Name>>,
+    pub(crate) attempted: Vec<Attempted>,
     /// A time before the names were requested.
     pub(crate) asked_at: HostInstant,
 }
@@ -42,7 +42,7 @@ impl<C: SessionConnection> SessionStore<C> {
             connection.set_idle(idle)?;
             Ok(Ok(connection.session()))
         })??;
-        let names = requests.tried().cloned();
+        let names = requests.attempts.iter().cloned();
         let session = Session::new(slot, id, idle, names, &self.sessions.verifiers);
         Ok(Arc::new(session))
     }
@@ -71,19 +71,19 @@ impl<C: SessionConnection> SessionStore<C> {
     /// Records what the session was granted.
     pub(crate) fn grant(
         &self,
-        session: &Arc<Session<C>>,
+        made: &Made<C>,
         request: &AcquireRequest<'_>,
-        taken: Taken<C::Name>,
-        asked_at: HostInstant,
+        name: C::Name,
+        epoch: u64,
     ) -> Grant<SessionLease<C>> {
-        let Taken { name, epoch, slot } = taken;
         let since = self.clock.now();
         let until = since + request.ttl();
         let granted = Some((epoch, since));
-        self.sessions.set(session, &name, Entry { granted, until });
+        self.sessions
+            .set(&made.session, &name, Entry { granted, until });
         // The session takes more names from now on.
         self.pool.recheck();
-        let session = Arc::clone(session);
+        let session = Arc::clone(&made.session);
         let lease = SessionLease {
             session,
             name,
@@ -92,8 +92,8 @@ impl<C: SessionConnection> SessionStore<C> {
         Grant {
             lease,
             epoch,
-            asked_at,
-            slot,
+            asked_at: made.asked_at,
+            slot: 0,
         }
     }
 }

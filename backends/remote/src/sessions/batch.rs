@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released,
-    RenewRequest, Renewal,
+    AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
 };
 
 use crate::LAST_ATTEMPT;
@@ -21,9 +20,9 @@ use super::attempt::Made;
 use super::connection::{SessionConnection, SessionName};
 use super::detached::Call;
 use super::lease::SessionLease;
-use super::requests::{Attempt, Replies, Requests};
+use super::requests::{Replies, Requests};
 use super::session::Session;
-use super::store::{Acquired, SessionStore};
+use super::store::SessionStore;
 
 /// An attempt of the batch.
 struct Try<'a, 'b, C: SessionConnection> {
@@ -64,25 +63,8 @@ struct Limits {
     deadline: HostInstant,
 }
 
-/// Carries out a batch: see [`Backend::batch`](lockkeeper_core::Backend::batch). Attempts of a mode that
-/// does not share statements come after the others, by `acquire`.
+/// Carries out a batch: see [`Backend::batch`](lockkeeper_core::Backend::batch).
 pub(crate) fn batch<C: SessionConnection>(
-    store: &SessionStore<C>,
-    operations: &mut [Operation<'_, SessionLease<C>>],
-    acquire: impl Fn(&AcquireRequest<'_>) -> Acquired<C>,
-) {
-    carry_out(store, operations);
-    for operation in operations {
-        if let Operation::Acquire(it) = operation
-            && !C::shares_statements(it.request.mode())
-        {
-            it.answer = Some(acquire(it.request));
-        }
-    }
-}
-
-/// Carries out the operations that travel together.
-fn carry_out<C: SessionConnection>(
     store: &SessionStore<C>,
     operations: &mut [Operation<'_, SessionLease<C>>],
 ) {
@@ -94,7 +76,6 @@ fn carry_out<C: SessionConnection>(
     let (mut groups, mut tries) = (Vec::new(), Vec::new());
     for operation in operations {
         match operation {
-            Operation::Acquire(it) if !C::shares_statements(it.request.mode()) => {}
             Operation::Acquire(request) => tries.push(Try {
                 name: SessionName::requested(
                     &store.namespace,
@@ -253,7 +234,7 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
         let checks = self.renewals.iter().map(|it| it.lease.name.clone());
         Requests {
             releases: releases.collect(),
-            attempts: self.tries.iter().map(Try::attempt).collect(),
+            attempts: self.tries.iter().map(|it| it.name.clone()).collect(),
             checks: checks.collect(),
             idle: ttl.map_or(Duration::ZERO, C::idle),
         }
@@ -267,7 +248,7 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
         requests: Requests<C::Name>,
         limits: &Limits,
         is_only: bool,
-    ) -> Call<Replies<C::Name>> {
+    ) -> Call<Replies> {
         let left = |until: HostInstant| until.saturating_since(store.clock.now());
         if is_only && (requests.checks.is_empty() || requests.count() == 1) {
             let until = match requests.checks.is_empty() {
@@ -287,7 +268,7 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
     fn answer(
         self,
         store: &SessionStore<C>,
-        reply: Result<Replies<C::Name>, Failure>,
+        reply: Result<Replies, Failure>,
         asked_at: HostInstant,
     ) -> Vec<Try<'a, 'b, C>> {
         let attempted = match reply {
@@ -359,7 +340,7 @@ impl<'a, 'b, C: SessionConnection> NewGroup<'a, 'b, C> {
         until: HostInstant,
     ) -> impl Iterator<Item = Try<'a, 'b, C>> {
         let mut tries = self.tries;
-        let requests = Requests::attempts(tries.iter().map(Try::attempt).collect());
+        let requests = Requests::attempts(tries.iter().map(|it| it.name.clone()).collect());
         let result = store.try_on_slot(self.slot, &requests, self.idle, until);
         let is_refused = matches!(result, Err(Failure::NotSent(_)));
         tries.iter_mut().for_each(|it| it.is_refused = is_refused);
@@ -368,11 +349,6 @@ impl<'a, 'b, C: SessionConnection> NewGroup<'a, 'b, C> {
 }
 
 impl<'a, 'b, C: SessionConnection> Try<'a, 'b, C> {
-    fn attempt(&self) -> Attempt<C::Name> {
-        let (name, mode) = (self.name.clone(), self.request.request.mode());
-        Attempt { name, mode }
-    }
-
     /// Answers the attempts of one statement. Returns those that may be made
     /// again: the session has ended, or no connection could be opened.
     fn answer_all(
@@ -390,12 +366,11 @@ impl<'a, 'b, C: SessionConnection> Try<'a, 'b, C> {
         let tries = tries.into_iter().zip(attempted);
         tries.filter_map(move |(one, attempted)| {
             let is_ended = matches!(attempted, Err(Failure::Closed(_)));
-            let granted = attempted.map(|taken| made.as_ref().zip(taken));
+            let granted = attempted.map(|epoch| made.as_ref().zip(epoch));
             let granted = granted.map_err(Failure::into_error);
             one.request.answer = Some(granted.map(|granted| {
-                let (made, taken) = granted?;
-                let request = one.request.request;
-                Some(store.grant(&made.session, request, taken, made.asked_at))
+                let (made, epoch) = granted?;
+                Some(store.grant(made, one.request.request, one.name.clone(), epoch))
             }));
             (is_ended || one.is_refused).then_some(one)
         })

@@ -9,28 +9,13 @@ use lockkeeper_core::Mode;
 use crate::failure::Failure;
 use crate::pool::Connection;
 
-use super::requests::{Attempt, Attempted, Replies, Requests};
+use super::requests::{Attempted, Replies, Requests};
 
 /// A name on the server, which a session requests or holds.
-///
-/// A lock has one name. A semaphore has several: its gate, which each request for a permit names; its bell, for which
-/// the waiting sessions queue; and those by which sessions hold permits.
 pub trait SessionName: Clone + Debug + Eq + Hash + Send + Sync + 'static {
-    /// Returns the name that a request of this mode names: that of a lock, or the gate of a semaphore.
+    /// Returns the name that a request of this mode names.
     fn requested(namespace: &str, name: &str, mode: Mode) -> Self;
-
-    /// Returns the gate of the semaphore of which this is a name; `None` for the name of a lock.
-    fn gate(&self) -> Option<Self>;
-
-    /// Returns whether both are names of one semaphore, or of the same lock and its shared leases.
-    fn is_akin(&self, other: &Self) -> bool;
-
-    /// Returns the bell of the semaphore of which this is the gate.
-    fn bell(&self) -> Self;
 }
-
-/// Names, each with the session that holds it.
-pub type Holders<C> = Vec<(<C as SessionConnection>::Name, <C as SessionConnection>::Id)>;
 
 /// A connection whose session holds names. Dropping it ends the session, and the server frees all names that
 /// it holds.
@@ -52,9 +37,6 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
     /// Returns how long the session of a lease of `ttl` may be idle: the ttl in the server's unit, rounded up.
     /// Leases share a session if this is the same for both.
     fn idle(ttl: Duration) -> Duration;
-
-    /// Returns whether attempts of a mode share a statement with other requests.
-    fn shares_statements(mode: Mode) -> bool;
 
     /// Returns the identity of the session.
     fn session(&self) -> Self::Id;
@@ -88,60 +70,26 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
 
     /// Sends requests together, and returns the replies in their order. A failure concerns all of them.
     ///
-    /// A request for a permit comes without others, unless [`shares_statements`](Self::shares_statements) says
-    /// otherwise.
-    ///
     /// # Errors
     /// The class says what is left of the requests.
-    fn ask(&mut self, requests: &Requests<Self::Name>) -> Result<Replies<Self::Name>, Failure>;
+    fn ask(&mut self, requests: &Requests<Self::Name>) -> Result<Replies, Failure>;
 
-    /// Waits in the server for a lock or a bell for `wait`, first come, first served. The reply, and that of a
+    /// Waits in the server for a name for `wait`, first come, first served. The reply, and that of a
     /// request after it, may take `grace` longer.
     ///
     /// # Errors
     /// No reply came, or the wait was disturbed.
-    fn wait(
-        &mut self,
-        wanted: &Attempt<Self::Name>,
-        wait: Duration,
-        grace: Duration,
-    ) -> Attempted<Self::Name>;
+    fn wait(&mut self, name: &Self::Name, wait: Duration, grace: Duration) -> Attempted;
 
-    /// Returns names for which an attempt finds its own busy, each with the session that holds it.
+    /// Returns the sessions that hold a name, or for which the server keeps it.
     ///
     /// # Errors
     /// The server did not say.
-    fn holders(&mut self, wanted: &Attempt<Self::Name>) -> Result<Holders<Self>, Failure>;
+    fn holders(&mut self, name: &Self::Name) -> Result<Vec<Self::Id>, Failure>;
 
     /// Ends a session if it holds the name.
     ///
     /// # Errors
     /// [`Failure::Refused`] if it does not hold the name.
     fn end_holder(&mut self, name: &Self::Name, session: Self::Id) -> Result<(), Failure>;
-
-    /// Tries to take a permit on the session that holds the bell. If none is free, the statement pauses for at
-    /// most `pause`, without the gate: an attempt may still wait for that. A session that releases a permit ends the pause,
-    /// which is [`Failure::Refused`] here. The look and the pause are one statement, so no notification is lost between them.
-    ///
-    /// # Errors
-    /// [`Failure::NotSent`] if permits of another limit are live. Otherwise the session may hold a part of a permit.
-    fn try_permit_or_pause(
-        &mut self,
-        gate: &Self::Name,
-        limit: u32,
-        pause: Duration,
-    ) -> Attempted<Self::Name>;
-
-    /// Releases all that an attempt of a mode that does not share statements may have taken, except the names by which
-    /// the session holds other leases, or the bell, in `keep`.
-    ///
-    /// # Errors
-    /// The session may still hold it.
-    fn undo(&mut self, attempt: &Attempt<Self::Name>, keep: &[Self::Name]) -> Result<(), Failure>;
-
-    /// Releases the bell and the gate of a semaphore.
-    ///
-    /// # Errors
-    /// The session may still hold them.
-    fn leave_gate(&mut self, gate: &Self::Name) -> Result<(), Failure>;
 }

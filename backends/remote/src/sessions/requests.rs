@@ -2,18 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::Mode;
-
 use crate::failure::Failure;
-
-/// A name that is tried or waited for.
-#[derive(Clone, Debug)]
-pub struct Attempt<N> {
-    /// The name of a lock, or the gate of a semaphore.
-    pub name: N,
-    /// Beside which holders the session may get it.
-    pub mode: Mode,
-}
 
 /// Requests about names of one session. No name is in it twice.
 #[derive(Debug)]
@@ -21,37 +10,26 @@ pub struct Requests<N> {
     /// The names to release.
     pub releases: Vec<N>,
     /// The names to try, without a wait.
-    pub attempts: Vec<Attempt<N>>,
+    pub attempts: Vec<N>,
     /// The names that the session should hold.
     pub checks: Vec<N>,
     /// The time that the session may be idle from now on, if that is more than before.
     pub(crate) idle: Duration,
 }
 
-/// What an attempt was granted.
-#[derive(Clone, Debug)]
-pub struct Taken<N> {
-    /// The name by which the session holds it.
-    pub name: N,
-    /// The epoch of the grant.
-    pub epoch: u64,
-    /// The slot of a permit, else 0.
-    pub slot: u32,
-}
-
-/// What became of an attempt: its grant, or `None` if another process or guard holds the name.
+/// What became of an attempt: the epoch of its grant, or `None` if another process or guard holds the name.
 ///
 /// After [`Failure::Refused`], the server may have granted the name all the same. Another failure says that
 /// this connection does not hold it.
-pub type Attempted<N> = Result<Option<Taken<N>>, Failure>;
+pub type Attempted = Result<Option<u64>, Failure>;
 
 /// The replies to [`Requests`], in their order.
-#[derive(Debug)]
-pub struct Replies<N> {
+#[derive(Debug, Default)]
+pub struct Replies {
     /// Whether the session held the name until now.
     pub released: Vec<bool>,
     /// What became of the attempts.
-    pub attempted: Vec<Attempted<N>>,
+    pub attempted: Vec<Attempted>,
     /// Whether the session holds the name.
     pub held: Vec<bool>,
 }
@@ -77,9 +55,9 @@ impl<N> Requests<N> {
     }
 
     /// Requests that try names, without a wait.
-    pub fn attempts(attempts: Vec<Attempt<N>>) -> Self {
+    pub fn attempts(names: Vec<N>) -> Self {
         Self {
-            attempts,
+            attempts: names,
             ..Self::default()
         }
     }
@@ -97,42 +75,19 @@ impl<N> Requests<N> {
         self.releases.len() + self.attempts.len() + self.checks.len()
     }
 
-    /// Returns the names to try.
-    pub(crate) fn tried(&self) -> impl Iterator<Item = &N> {
-        self.attempts.iter().map(|attempt| &attempt.name)
-    }
-
-    /// Returns the names to try, each with what became of it.
-    pub(crate) fn attempted<'a>(
-        &'a self,
-        replies: &'a Replies<N>,
-    ) -> impl Iterator<Item = (&'a N, &'a Attempted<N>)> {
-        self.tried().zip(&replies.attempted)
+    /// Returns the names that were granted by the replies to these requests.
+    pub(crate) fn granted<'a>(&'a self, replies: &'a Replies) -> impl Iterator<Item = &'a N> {
+        let attempts = self.attempts.iter().zip(&replies.attempted);
+        attempts.filter_map(|(name, attempted)| matches!(attempted, Ok(Some(_))).then_some(name))
     }
 }
 
-impl<N> Default for Replies<N> {
-    fn default() -> Self {
-        Self {
-            released: Vec::new(),
-            attempted: Vec::new(),
-            held: Vec::new(),
-        }
-    }
-}
-
-impl<N: Clone> Replies<N> {
-    /// The reply to one attempt.
-    pub fn attempt(attempted: Attempted<N>) -> Self {
+impl Replies {
+    /// Makes the reply to one attempt.
+    pub fn attempt(attempted: Attempted) -> Self {
         Self {
             attempted: vec![attempted],
             ..Self::default()
         }
-    }
-
-    /// Returns the names that were granted.
-    pub(crate) fn granted(&self) -> Vec<N> {
-        let attempted = self.attempted.iter().flatten().flatten();
-        attempted.map(|taken| taken.name.clone()).collect()
     }
 }

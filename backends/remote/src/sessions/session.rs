@@ -12,7 +12,6 @@ use crate::pool::PooledConn;
 
 use super::connection::SessionConnection;
 use super::requests::{Replies, Requests};
-use super::semaphore::repeat;
 use super::state::{Health, State};
 
 pub(crate) struct Session<C: SessionConnection> {
@@ -189,22 +188,11 @@ impl<C: SessionConnection> Session<C> {
         &self,
         connection: &mut C,
         requests: &Requests<C::Name>,
-    ) -> Result<Replies<C::Name>, Failure> {
+    ) -> Result<Replies, Failure> {
         if requests.idle > self.idle {
             self.state().is_spent = true;
             connection.set_idle(requests.idle)?;
         }
-        let mut replies = connection.ask(requests)?;
-        for (attempt, attempted) in requests.attempts.iter().zip(&mut replies.attempted) {
-            if !C::shares_statements(attempt.mode)
-                && let Err(Failure::Refused(error)) = attempted
-            {
-                // The session may have taken a part of it.
-                let held = self.state().akin(&attempt.name);
-                repeat(connection, |it| it.undo(attempt, &held))?;
-                *attempted = Err(Failure::NotSent(error.clone()));
-            }
-        }
-        Ok(replies)
+        connection.ask(requests)
     }
 }

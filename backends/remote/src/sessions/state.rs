@@ -1,12 +1,11 @@
 //! The state of a session: its names, and whether its connection is good.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 use std::mem::replace;
 use std::time::Duration;
 
 use lockkeeper_core::HostInstant;
-
-use super::connection::SessionName;
 
 /// The number of expired names that a session remembers.
 const MOST_EXPIRED: usize = 1_000;
@@ -49,15 +48,13 @@ pub(crate) struct State<N> {
     was_shown: bool,
     /// Names with an expired lease: a late proof of such a lease must not hold for a later one.
     expired: HashSet<N>,
-    /// Whether leases were entered by other names than those that were requested.
-    has_renamed: bool,
     /// Names about which a reply is missing: the server may hold them until the session ends.
     unanswered: HashSet<N>,
     /// A server grants a session a name that it holds already, so no name is requested twice.
     pub(crate) names: HashMap<N, Entry>,
 }
 
-impl<N: SessionName> State<N> {
+impl<N: Clone + Eq + Hash + 'static> State<N> {
     /// The state of a new session, on which `names` are requested.
     pub(crate) fn new(names: impl IntoIterator<Item = N>) -> Self {
         Self {
@@ -65,7 +62,6 @@ impl<N: SessionName> State<N> {
             is_spent: false,
             was_shown: false,
             expired: HashSet::new(),
-            has_renamed: false,
             unanswered: HashSet::new(),
             names: names.into_iter().map(|name| (name, UNCLAIMED)).collect(),
         }
@@ -117,44 +113,11 @@ impl<N: SessionName> State<N> {
             && !self.is_spent
             && self.has_leases()
             && !self.names.contains_key(name)
-            && !self.has_expired(name);
+            && !self.expired.contains(name);
         if takes_name {
             self.names.insert(name.clone(), UNCLAIMED);
         }
         takes_name
-    }
-
-    fn has_expired(&self, name: &N) -> bool {
-        let is_akin = |expired: &N| expired.is_akin(name);
-        self.expired.contains(name) || self.has_renamed && self.expired.iter().any(is_akin)
-    }
-
-    /// Returns the names by which the session holds leases that were requested by this name.
-    pub(crate) fn akin(&self, requested: &N) -> Vec<N> {
-        let names = self.names.keys();
-        let akin = names.filter(|name| *name != requested && name.is_akin(requested));
-        akin.cloned().collect()
-    }
-
-    /// Enters the name by which a lease is held instead of the one that was requested.
-    pub(crate) fn rename(&mut self, requested: &N, held: &N) {
-        if requested != held
-            && let Some(entry) = self.names.remove(requested)
-        {
-            self.has_renamed = true;
-            self.names.insert(held.clone(), entry);
-        }
-    }
-
-    /// Ends the leases with certain names, and leaves the names to the sweeper. Returns whether there were any.
-    pub(crate) fn end_leases(&mut self, until: HostInstant, is_ended: impl Fn(&N) -> bool) -> bool {
-        let entries = self.names.iter_mut();
-        let leases = entries.filter(|(name, entry)| entry.granted.is_some() && is_ended(name));
-        let ended = leases.map(|(_, entry)| {
-            let granted = None;
-            *entry = Entry { granted, until };
-        });
-        ended.count() > 0
     }
 
     /// Changes the entry of a name that was entered. Returns whether the session has ended before.
@@ -195,17 +158,11 @@ impl<N: SessionName> State<N> {
         Some(now < until)
     }
 
-    /// Returns whether the server may hold the name, or one akin to it, on this session while no guard of this
-    /// process does: it is being requested, it is to be released, or the reply about it is missing.
+    /// Returns whether the server may hold the name on this session while no guard of this process does: it is being
+    /// requested, it is to be released, or the reply about it is missing.
     pub(crate) fn has_unclaimed(&self, name: &N, now: HostInstant) -> bool {
         let is_unclaimed = |entry: &Entry| entry.granted.is_none() || entry.until <= now;
-        if name.gate().is_none() && !self.has_renamed {
-            return self.unanswered.contains(name)
-                || self.names.get(name).is_some_and(is_unclaimed);
-        }
-        let mut entries = self.names.iter();
-        self.unanswered.iter().any(|it| it.is_akin(name))
-            || entries.any(|(it, entry)| it.is_akin(name) && is_unclaimed(entry))
+        self.unanswered.contains(name) || self.names.get(name).is_some_and(is_unclaimed)
     }
 
     /// Marks all names with an expired lease as being released. Returns these names, and when the next
@@ -223,10 +180,7 @@ impl<N: SessionName> State<N> {
             self.names.retain(|name, _| !expired.contains(name));
             expired.clear();
         }
-        let requested = expired
-            .iter()
-            .map(|name| name.gate().unwrap_or_else(|| name.clone()));
-        self.expired.extend(requested);
+        self.expired.extend(expired.iter().cloned());
         self.is_spent |= self.expired.len() > MOST_EXPIRED;
         let next = self.names.values().map(|entry| entry.until).min();
         (expired, next.unwrap_or(HostInstant::NEVER))
@@ -235,45 +189,16 @@ impl<N: SessionName> State<N> {
 
 #[cfg(test)]
 mod tests {
-    use lockkeeper_core::Mode;
-
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// The name of a lock.
-    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-    struct Lock(String);
-
-    impl SessionName for Lock {
-        fn requested(_: &str, name: &str, _: Mode) -> Self {
-            Self(name.to_owned())
-        }
-
-        fn gate(&self) -> Option<Self> {
-            None
-        }
-
-        fn is_akin(&self, other: &Self) -> bool {
-            let lock = |name: &Self| name.0.trim_end_matches('+').to_owned();
-            lock(self) == lock(other)
-        }
-
-        fn bell(&self) -> Self {
-            self.clone()
-        }
-    }
-
-    fn name(name: &str) -> Lock {
-        Lock::requested("shop", name, Mode::Exclusive)
-    }
-
     /// The state of a session that holds `a` since `now`.
-    fn held(since: HostInstant) -> State<Lock> {
-        let mut state = State::new([name("a")]);
+    fn held(since: HostInstant) -> State<&'static str> {
+        let mut state = State::new(["a"]);
         let granted = Some((7, since));
         let until = since + 30 * SECOND;
-        state.set(&name("a"), Entry { granted, until });
+        state.set(&"a", Entry { granted, until });
         state
     }
 
@@ -281,48 +206,23 @@ mod tests {
     fn session_takes_no_name_while_its_last_one_is_released() {
         let now = HostInstant::default();
         let mut state = held(now);
-        assert!(state.enter(&name("b")));
-        state.names.remove(&name("b"));
-        assert_eq!(state.begin_release(&name("a"), 7, now), Some(true));
+        assert!(state.enter(&"b"));
+        state.names.remove(&"b");
+        assert_eq!(state.begin_release(&"a", 7, now), Some(true));
         // That call may be cut short, and then a name that was granted meanwhile would be lost.
-        assert!(!state.enter(&name("c")));
+        assert!(!state.enter(&"c"));
     }
 
     #[test]
     fn name_without_a_reply_is_unclaimed_while_another_lease_lasts() {
         let now = HostInstant::default();
         let mut state = held(now);
-        assert!(state.enter(&name("b")));
+        assert!(state.enter(&"b"));
         state.doubt();
-        state.leave_unanswered([name("b")].iter());
+        state.leave_unanswered(["b"].iter());
         assert!(!state.is_over(), "closing it would free the other name");
-        assert!(state.has_unclaimed(&name("b"), now));
-        assert!(!state.has_unclaimed(&name("a"), now));
-    }
-
-    /// A shared lease has another name than the lock.
-    #[test]
-    fn lease_by_another_name_belongs_to_its_lock() {
-        let now = HostInstant::default();
-        let mut state = held(now);
-        assert!(state.enter(&name("b")));
-        state.rename(&name("b"), &name("b+"));
-        let entry = Entry {
-            granted: Some((8, now)),
-            until: now + SECOND,
-        };
-        state.set(&name("b+"), entry);
-        assert_eq!(state.akin(&name("b")), [name("b+")]);
-        assert!(!state.has_unclaimed(&name("b"), now), "a guard has it");
-        assert!(state.enter(&name("b")), "a second lease of the lock");
-        state.names.remove(&name("b"));
-        assert!(state.end_leases(now, |name| name.0.ends_with('+')));
-        assert!(!state.extend(&name("b+"), 8, now + SECOND), "it is lost");
-        assert!(state.lasts(&name("a"), 7, now));
-        assert!(state.has_unclaimed(&name("b"), now));
-        assert_eq!(state.take_expired(now).0, [name("b+")]);
-        state.names.remove(&name("b+"));
-        assert!(!state.enter(&name("b")), "a late proof would hold for it");
+        assert!(state.has_unclaimed(&"b", now));
+        assert!(!state.has_unclaimed(&"a", now));
     }
 
     #[test]
@@ -330,11 +230,11 @@ mod tests {
         let now = HostInstant::default();
         assert!(held(now).end());
         // It ends between the reply and the record of the grant.
-        let mut state = State::new([name("a")]);
+        let mut state = State::new(["a"]);
         assert!(!state.end());
         let granted = Some((7, now));
         let until = now + 30 * SECOND;
-        assert!(state.set(&name("a"), Entry { granted, until }));
+        assert!(state.set(&"a", Entry { granted, until }));
     }
 
     #[test]
@@ -342,8 +242,8 @@ mod tests {
         let now = HostInstant::default();
         for (lasted, is_clean) in [(SECOND / 2, true), (SECOND, false)] {
             let mut state = held(now);
-            state.begin_release(&name("a"), 7, now + lasted);
-            state.names.remove(&name("a"));
+            state.begin_release(&"a", 7, now + lasted);
+            state.names.remove(&"a");
             assert_eq!(state.is_clean(), is_clean, "{lasted:?}");
         }
     }

@@ -24,9 +24,6 @@ use super::session::Session;
 /// How many operations travel together.
 const BATCH: usize = 256;
 
-/// The grant, `None` if another holder has the name, or why neither is known.
-pub(crate) type Acquired<C> = Result<Option<Grant<SessionLease<C>>>, Error>;
-
 /// Opens a connection within a limit.
 type Connect<C> = Box<dyn Fn(Duration) -> Result<C, Error> + Send + Sync>;
 
@@ -101,15 +98,13 @@ impl<C: SessionConnection> SessionStore<C> {
         }
     }
 
-    /// Returns the capabilities of all stores with sessions, for a largest limit of semaphores.
-    pub fn capabilities(&self, max_permits: u32) -> Capabilities {
+    /// Returns the capabilities of all stores with sessions.
+    pub fn capabilities(&self) -> Capabilities {
         Capabilities::new()
             .with(Capability::CrossProcess)
             .with(Capability::CrossHost)
             .with(Capability::DeadOwnerTakeOver)
             .with(Capability::CommitProof)
-            .with(Capability::Permits)
-            .with_max_permits(max_permits)
             .with_batch(BATCH)
             .with_attempt_limit(self.options.attempt_time())
     }
@@ -125,14 +120,9 @@ impl<C: SessionConnection> SessionStore<C> {
         acquire(self, request)
     }
 
-    /// Carries out several operations: see [`Backend::batch`](lockkeeper_core::Backend::batch). Attempts of a mode that
-    /// does not share statements are made by `acquire`.
-    pub fn batch(
-        &self,
-        operations: &mut [Operation<'_, SessionLease<C>>],
-        acquire: impl Fn(&AcquireRequest<'_>) -> Result<Option<Grant<SessionLease<C>>>, Error>,
-    ) {
-        batch(self, operations, acquire);
+    /// Carries out several operations: see [`Backend::batch`](lockkeeper_core::Backend::batch).
+    pub fn batch(&self, operations: &mut [Operation<'_, SessionLease<C>>]) {
+        batch(self, operations);
     }
 
     /// Renews a lease: see [`Backend::renew`](lockkeeper_core::Backend::renew).
@@ -152,7 +142,7 @@ impl<C: SessionConnection> SessionStore<C> {
             answer: None,
         };
         let mut one = [Operation::Renew(renewal)];
-        batch(self, &mut one, |request| self.acquire(request));
+        batch(self, &mut one);
         match one {
             [Operation::Renew(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
             _ => Err(senseless()),
@@ -174,7 +164,7 @@ impl<C: SessionConnection> SessionStore<C> {
             answer: None,
         };
         let mut one = [Operation::Release(release)];
-        batch(self, &mut one, |request| self.acquire(request));
+        batch(self, &mut one);
         match one {
             [Operation::Release(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
             _ => Err(senseless()),
@@ -253,6 +243,13 @@ impl<C: SessionConnection> SessionStore<C> {
 #[macro_export]
 macro_rules! session_verbs {
     () => {
+        fn acquire(
+            &self,
+            request: &::lockkeeper_core::AcquireRequest<'_>,
+        ) -> Result<Option<::lockkeeper_core::Grant<Self::Lease>>, ::lockkeeper_core::Error> {
+            self.0.locks.acquire(request)
+        }
+
         fn renew(
             &self,
             lease: &mut Self::Lease,
@@ -271,9 +268,7 @@ macro_rules! session_verbs {
         }
 
         fn batch(&self, operations: &mut [::lockkeeper_core::Operation<'_, Self::Lease>]) {
-            self.0.locks.batch(operations, |request| {
-                ::lockkeeper_core::Backend::acquire(self, request)
-            });
+            self.0.locks.batch(operations);
         }
 
         fn watch_leases(&self, verifier: ::lockkeeper_core::LeaseVerifier) {
