@@ -45,16 +45,11 @@ impl Store<'_> {
     fn rows(&self) -> Rows {
         let keeper = lockkeeper::open(self.url)?;
         let seat = LockName::new("seat:42")?;
-        // MySQL looks for readers in a namespace where anything is read.
-        let unread = lockkeeper::open(&format!("{}&namespace=unread", self.url))?;
-        let exclusive = || unread.lock(&seat)?.release().map(drop);
-        let mut rows = self.commands(&unread, "exclusive", &exclusive)?;
+        let exclusive = || keeper.lock(&seat)?.release().map(drop);
+        let mut rows = self.commands(&keeper, "exclusive", &exclusive)?;
         if self.can(&keeper, Capability::Shared) {
             let shared = || keeper.lock_shared(&seat)?.release().map(drop);
             rows.extend(self.pairs(&keeper, "shared", &exclusive, &shared, 1.1)?);
-            let beside = || keeper.lock(&seat)?.release().map(drop);
-            let shape = "exclusive, where others are read,";
-            rows.extend(self.pairs(&keeper, shape, &exclusive, &beside, f64::INFINITY)?);
             rows.extend(self.readers(&keeper)?);
         }
         if self.can(&keeper, Capability::Permits) {

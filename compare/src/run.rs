@@ -1,5 +1,6 @@
 //! Running a comparison: every scenario on every store with every strategy, one after the other.
 
+use lockkeeper::Capability;
 use tempfile::TempDir;
 
 use crate::cancel::Cancellation;
@@ -45,6 +46,12 @@ impl Comparison {
 fn chosen<T: Copy + PartialEq, const N: usize>(all: [T; N], wanted: &[T]) -> Vec<T> {
     let is_chosen = |one: &T| wanted.is_empty() || wanted.contains(one);
     all.into_iter().filter(is_chosen).collect()
+}
+
+/// Returns the capability that lockkeeper needs in the scenario and the store does not have.
+fn lacks(scenario: Scenario, store: &Store) -> Option<Capability> {
+    let capabilities = &store.handle.capabilities;
+    scenario.needs().filter(|needed| !capabilities.has(*needed))
 }
 
 /// What is to be run, on stores that could be opened. The fields are dropped in this order.
@@ -125,7 +132,8 @@ impl<'a> Plan<'a> {
                     continue;
                 }
                 for &strategy in &self.comparison.strategies {
-                    let runs_here = self.not_on(strategy, store).is_none();
+                    let runs_here = self.not_on(strategy, store).is_none()
+                        && (strategy != Strategy::Lockkeeper || lacks(scenario, store).is_none());
                     if let Some(expected) = expected(strategy, scenario).filter(|_| runs_here) {
                         rows.push(PlannedRow {
                             scenario,
@@ -143,13 +151,6 @@ impl<'a> Plan<'a> {
     /// Returns why the scenario cannot be run on this store, with what to do about it; `None` if it can.
     fn not_started(&self, scenario: Scenario, store: &Store) -> Option<String> {
         let label = &store.label;
-        if let Some(needed) = scenario.needs()
-            && !store.handle.capabilities.has(needed)
-        {
-            return Some(format!(
-                "{scenario} on {label}, which does not have the capability {needed}; use another store"
-            ));
-        }
         let lacks_holder = store.is_cross_process() && self.comparison.holder.is_none();
         (lacks_holder && scenario.kills_holder()).then(|| {
             format!("the holder of {scenario} on {label}; name a program with Comparison::holder")
@@ -181,6 +182,14 @@ impl<'a> Plan<'a> {
         for &scenario in &self.comparison.scenarios {
             let stores = self.stores.iter();
             missing.extend(stores.filter_map(|store| self.not_started(scenario, store)));
+            if self.comparison.strategies.contains(&Strategy::Lockkeeper) {
+                missing.extend(self.stores.iter().filter_map(|store| {
+                    let (needed, label) = (lacks(scenario, store)?, &store.label);
+                    Some(format!(
+                        "lockkeeper in {scenario} on {label}, which does not have the capability {needed}; use another store"
+                    ))
+                }));
+            }
         }
         missing
     }

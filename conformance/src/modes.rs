@@ -61,6 +61,8 @@ impl Rig<'_> {
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
         let is_named = error.to_string().contains(capability.as_str());
         assert!(is_named, "{error} does not name {capability}");
+        let advises = error.to_string().contains("SQLite");
+        assert!(advises, "{error} does not name a store that has it");
         Err(Skip(format!("the store does not declare {capability}")))
     }
 

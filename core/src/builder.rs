@@ -146,7 +146,10 @@ impl LockKeeperBuilder {
         if let Some(missing) = self.required.iter().find(|it| !capabilities.has(**it)) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("`{missing}` is required, and this store cannot promise it; choose another store or drop the requirement"),
+                format!(
+                    "`{missing}` is required, and this store cannot promise it; {}, or drop the requirement",
+                    missing.advice()
+                ),
             )
             .with_backend(backend));
         }

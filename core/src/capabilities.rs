@@ -53,6 +53,17 @@ impl Capability {
             Capability::ProposedEpoch => "proposed_epoch",
         }
     }
+
+    /// Returns what to do where the store does not have the capability.
+    pub(crate) const fn advice(self) -> &'static str {
+        match self {
+            Capability::Shared => {
+                "use a store that has it: memory, SQLite, Redis, PostgreSQL or etcd"
+            }
+            Capability::Permits => "use a store that has it: memory, SQLite, Redis or etcd",
+            _ => "use another store",
+        }
+    }
 }
 
 impl fmt::Display for Capability {

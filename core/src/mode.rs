@@ -54,7 +54,8 @@ impl Mode {
             (ErrorKind::InvalidLimit, text)
         } else if !capabilities.has(capability) {
             let text = format!(
-                "this store does not have the capability {capability}; use another store, or an exclusive lock"
+                "this store does not have the capability {capability}; {}, or an exclusive lock",
+                capability.advice()
             );
             (ErrorKind::Unsupported, text)
         } else if limit > capabilities.max_permits() {

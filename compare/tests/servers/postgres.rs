@@ -35,7 +35,7 @@ fn assert_cleaned_up(server: &PostgresServer) {
 fn every_row_has_its_expected_verdict(kind: PostgresKind) {
     let server = PostgresServer::start(kind, &PostgresOptions::new()).unwrap();
     let rows = rows(&Comparison::new().threads(20), &server.url(), PASSWORD);
-    assert_eq!(rows.len(), 47);
+    assert_eq!(rows.len(), 46);
     for row in &rows {
         assert_eq!(row.store, "postgres");
     }
