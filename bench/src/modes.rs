@@ -60,8 +60,8 @@ impl Store<'_> {
                 rows.push(self.contended_permits()?);
             }
         }
-        let several = || unread.lock_all(SEATS)?.release().map(drop);
-        rows.extend(self.pairs(&unread, "3 names", &exclusive, &several, f64::INFINITY)?);
+        let several = || keeper.lock_all(SEATS)?.release().map(drop);
+        rows.extend(self.pairs(&keeper, "3 names", &exclusive, &several, f64::INFINITY)?);
         Ok(rows)
     }
 
