@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use lockkeeper_core::HostInstant;
 use lockkeeper_remote::{
@@ -95,20 +95,13 @@ pub struct Connection {
 }
 
 /// A row of a reply: texts, as PostgreSQL writes values.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Row(Vec<Option<Bytes>>);
+pub(crate) struct Row(DataRowBody);
 
 impl Row {
-    fn read(body: &DataRowBody) -> std::io::Result<Self> {
-        let range = |range: Option<std::ops::Range<usize>>| {
-            Ok(range.and_then(|range| body.buffer().get(range).map(Bytes::copy_from_slice)))
-        };
-        body.ranges().map(range).collect().map(Self)
-    }
-
     /// Returns a text, `None` for NULL.
     pub(crate) fn text(&self, at: usize) -> Option<&str> {
-        std::str::from_utf8(self.0.get(at)?.as_deref()?).ok()
+        let range = self.0.ranges().nth(at).ok().flatten().flatten()?;
+        std::str::from_utf8(self.0.buffer().get(range)?).ok()
     }
 
     /// Returns a number, `None` for NULL and for what is none.
@@ -366,9 +359,8 @@ impl Connection {
             let message = self.wire.receive();
             match message.map_err(|error| self.failed(error))? {
                 Message::DataRow(body) => {
-                    let row = Row::read(&body).map_err(|error| self.failed(error))?;
                     if let Ok(rows) = &mut reply {
-                        rows.push(row);
+                        rows.push(Row(body));
                     }
                 }
                 Message::ErrorResponse(body) => {

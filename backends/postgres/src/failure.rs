@@ -4,7 +4,7 @@ use std::io;
 
 use fallible_iterator::FallibleIterator;
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Failure, Server, is_timeout, is_untrusted, senseless};
+use lockkeeper_remote::{Failure, Server, is_timeout, is_too_long, is_untrusted, senseless};
 use postgres_protocol::message::backend::ErrorResponseBody;
 
 /// What hands out the sessions of the server is no good for locks.
@@ -200,6 +200,7 @@ impl ServerError {
 pub(crate) fn classify(error: io::Error, server: &Server) -> Failure {
     match error.kind() {
         kind if is_timeout(kind) => Failure::Unanswered(server.silent().with_source(error)),
+        _ if is_too_long(&error) => Failure::Unanswered(server.too_long(true).with_source(error)),
         // A message that cannot be read.
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
             Failure::Unanswered(senseless().with_source(error))

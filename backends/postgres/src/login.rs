@@ -28,6 +28,16 @@ pub(crate) struct Greeting {
     pub(crate) pid: i32,
 }
 
+/// How far a login is. A server asks once, so a login has a few messages to send.
+enum Login {
+    Begun,
+    /// The server was sent the password, or proved that it knows it.
+    Answered,
+    /// Only a server that knows the password comes from here to the next step.
+    Scram(ScramSha256),
+    Accepted,
+}
+
 /// Why a login failed.
 pub(crate) enum LoginError {
     /// The socket failed.
@@ -92,61 +102,70 @@ pub(crate) fn log_in(
     frontend::startup_message(parameters, &mut wire.out)?;
     send(wire)?;
     let mut greeting = Greeting::default();
-    let mut scram = None;
+    let mut login = Login::Begun;
     loop {
-        match wire.receive()? {
-            Message::AuthenticationOk if scram.is_none() => {}
-            Message::AuthenticationCleartextPassword if is_private => {
+        login = match (wire.receive()?, login) {
+            (Message::AuthenticationOk, Login::Begun | Login::Answered) => Login::Accepted,
+            (Message::AuthenticationCleartextPassword, Login::Begun) if is_private => {
                 frontend::password_message(password()?.as_bytes(), &mut wire.out)?;
                 send(wire)?;
+                Login::Answered
             }
-            Message::AuthenticationCleartextPassword => return Err(readable().into()),
-            Message::AuthenticationMd5Password(body) => {
+            (Message::AuthenticationCleartextPassword, Login::Begun) => {
+                return Err(readable().into());
+            }
+            (Message::AuthenticationMd5Password(body), Login::Begun) => {
                 let hash = md5_hash(user.as_bytes(), password()?.as_bytes(), body.salt());
                 frontend::password_message(hash.as_bytes(), &mut wire.out)?;
                 send(wire)?;
+                Login::Answered
             }
-            Message::AuthenticationSasl(body) => {
+            (Message::AuthenticationSasl(body), Login::Begun) => {
                 if !body.mechanisms().any(|name| Ok(name == SCRAM_SHA_256))? {
                     return Err(unsupported().into());
                 }
                 let password = password()?.as_bytes();
-                let begun = ScramSha256::new(password, ChannelBinding::unsupported());
-                frontend::sasl_initial_response(SCRAM_SHA_256, begun.message(), &mut wire.out)?;
-                scram = Some(begun);
+                let scram = ScramSha256::new(password, ChannelBinding::unsupported());
+                frontend::sasl_initial_response(SCRAM_SHA_256, scram.message(), &mut wire.out)?;
                 send(wire)?;
+                Login::Scram(scram)
             }
-            Message::AuthenticationSaslContinue(body) => {
-                let begun = scram
-                    .as_mut()
-                    .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-                begun.update(body.data())?;
-                frontend::sasl_response(begun.message(), &mut wire.out)?;
+            // A second one is an error.
+            (Message::AuthenticationSaslContinue(body), Login::Scram(mut scram)) => {
+                scram.update(body.data())?;
+                frontend::sasl_response(scram.message(), &mut wire.out)?;
                 send(wire)?;
+                Login::Scram(scram)
             }
-            // Only a server that knows the password comes to AuthenticationOk.
-            Message::AuthenticationSaslFinal(body) => {
-                let mut begun = scram
-                    .take()
-                    .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-                begun.finish(body.data())?;
+            (Message::AuthenticationSaslFinal(body), Login::Scram(mut scram)) => {
+                scram.finish(body.data())?;
+                Login::Answered
             }
-            Message::AuthenticationGss
-            | Message::AuthenticationSspi
-            | Message::AuthenticationKerberosV5
-            | Message::AuthenticationScmCredential => return Err(unsupported().into()),
-            Message::ErrorResponse(body) => {
+            (
+                Message::AuthenticationGss
+                | Message::AuthenticationSspi
+                | Message::AuthenticationKerberosV5
+                | Message::AuthenticationScmCredential,
+                Login::Begun,
+            ) => return Err(unsupported().into()),
+            (Message::ErrorResponse(body), _) => {
                 return Err(ServerError::read(&body)?.explain(server).into());
             }
-            Message::ParameterStatus(body) if body.name()? == "server_version" => {
-                body.value()?.clone_into(&mut greeting.version);
-                check_version(&greeting.version)?;
+            (Message::ParameterStatus(body), login) => {
+                if body.name()? == "server_version" {
+                    body.value()?.clone_into(&mut greeting.version);
+                    check_version(&greeting.version)?;
+                }
+                login
             }
-            Message::BackendKeyData(body) => greeting.pid = body.process_id(),
-            Message::ParameterStatus(_) | Message::NoticeResponse(_) => {}
-            Message::ReadyForQuery(_) => return Ok(greeting),
+            (Message::BackendKeyData(body), login) => {
+                greeting.pid = body.process_id();
+                login
+            }
+            (Message::NoticeResponse(_), login) => login,
+            (Message::ReadyForQuery(_), Login::Accepted) => return Ok(greeting),
             _ => return Err(server.wrong_protocol("?").into()),
-        }
+        };
     }
 }
 

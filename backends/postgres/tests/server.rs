@@ -19,6 +19,9 @@ mod batches;
 #[path = "server/crashes.rs"]
 mod crashes;
 #[cfg(unix)]
+#[path = "server/hostile.rs"]
+mod hostile;
+#[cfg(unix)]
 #[path = "server/opening.rs"]
 mod opening;
 #[cfg(unix)]
@@ -56,6 +59,7 @@ fn main() -> std::process::ExitCode {
     let mut trials = suite::trials(cases.into_iter().flatten().copied());
     trials.extend(pooler::trials());
     trials.extend(standby::trials());
+    trials.extend(hostile::trials());
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }
 

@@ -22,6 +22,10 @@ pub(crate) const CASES: &[Case] = &[
     ("missing_rights", missing_rights),
     ("opening_without_server", opening_without_server),
     ("stopped_server", stopped_server),
+    (
+        "replies_in_drops_end_by_their_deadline",
+        replies_in_drops_end_by_their_deadline,
+    ),
     ("tls", tls),
     ("client_certificates", client_certificates),
     (
@@ -212,6 +216,25 @@ fn stopped_server(kind: PostgresKind) {
     refused(&url, ErrorKind::Unavailable, &["says nothing"]);
     server.cont().unwrap();
     drop(open(&server, "").lock("a").unwrap());
+}
+
+/// Each byte comes within the time-outs, and the whole reply does not.
+fn replies_in_drops_end_by_their_deadline(kind: PostgresKind) {
+    let server = PostgresServer::start(kind, &PostgresOptions::new().tls()).unwrap();
+    let authority = &server.certificates().unwrap().authority;
+    for keys in ["", &format!("&tls=on&ca_file={}", authority.display())] {
+        let proxy = Proxy::new(server.addr()).unwrap();
+        let url = server.url_via(proxy.addr());
+        let url = format!("{url}?response_timeout=1s&connect_timeout=2s{keys}");
+        let keeper = try_open(&url).unwrap();
+        drop(keeper.lock("a").unwrap());
+        proxy.set(Fault::DripReplies(Duration::from_millis(250)));
+        let began = Instant::now();
+        let error = keeper.try_lock("a").unwrap_err();
+        assert!(error.is_retryable(), "{error:?}");
+        refused(&url, ErrorKind::Unavailable, &["says nothing"]);
+        assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
+    }
 }
 
 fn tls(kind: PostgresKind) {
