@@ -245,7 +245,7 @@ impl Finding {
         Self::warning(
             topic,
             format!("the store's clock is {apart:.1?} {way} this host's"),
-            "leases do not depend on it; times in logs do, and so do tokens when another server \
+            "leases do not depend on the difference; times in logs do, and so do tokens when another server \
              takes over whose clock is behind",
             "keep the clocks of all hosts in step (NTP)",
         )

@@ -1,6 +1,7 @@
 //! The cases of Redis alone.
 
 mod batch;
+mod clock;
 mod cluster;
 mod cluster_hang;
 mod fail_over;

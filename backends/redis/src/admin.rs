@@ -10,7 +10,7 @@ use redis::{Cmd, FromRedisValue, Value, cmd};
 use crate::bucket_keys;
 use crate::connection::Connection;
 use crate::examine::examine;
-use crate::failure::{accepted_by_primary, parse};
+use crate::failure::{accepted_by_primary, is_of_other_type, parse};
 use crate::keys::{decode, pattern};
 use crate::owner::{holder, minted, mode};
 use crate::scripts::INSPECT;
@@ -29,7 +29,7 @@ impl Admin for Store {
                 .into(),
             None => self.names(Some(own), deadline)?,
         };
-        let held = self.inspect_all(&names, deadline)?;
+        let held = self.inspect_all(&names, name.is_some(), deadline)?;
         Ok(held.into_iter().map(|(_, held)| held).collect())
     }
 
@@ -37,7 +37,7 @@ impl Admin for Store {
         &self,
         deadline: HostInstant,
     ) -> Result<Vec<(String, HeldName)>, Error> {
-        self.inspect_all(&self.names(None, deadline)?, deadline)
+        self.inspect_all(&self.names(None, deadline)?, false, deadline)
     }
 
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
@@ -136,16 +136,18 @@ impl Store {
         }
     }
 
-    /// Returns the leases of `names`, in the same order.
+    /// Returns the leases of `names`, in the same order. A key of another type is an error if the caller `asks_by_name`,
+    /// else it is left out: it is no lock.
     fn inspect_all(
         &self,
         names: &[FoundName],
+        asks_by_name: bool,
         deadline: HostInstant,
     ) -> Result<Vec<(String, HeldName)>, Error> {
         let mut held = Vec::new();
         // At most 200 at a time: replies are read after all requests were sent.
         for some in names.chunks(200) {
-            held.extend(self.inspect(some, deadline)?);
+            held.extend(self.inspect(some, asks_by_name, deadline)?);
         }
         Ok(held)
     }
@@ -153,6 +155,7 @@ impl Store {
     fn inspect(
         &self,
         names: &[FoundName],
+        asks_by_name: bool,
         deadline: HostInstant,
     ) -> Result<Vec<(String, HeldName)>, Error> {
         // A node replies for the keys of a slot that it takes over only if it is asked so.
@@ -173,6 +176,7 @@ impl Store {
             let replies = answers.map(|answer| match self.refusal_of_node(&answer, false) {
                 // The name is at another node, if it is held at all.
                 Some(_) => Ok((0, Vec::new())),
+                None if !asks_by_name && is_of_other_type(&answer) => Ok((0, Vec::new())),
                 None => accepted_by_primary(answer).and_then(parse),
             });
             replies.collect::<Result<Vec<Reply>, _>>()

@@ -82,7 +82,7 @@ fn granted(
 /// Reads the reply of a renewal or a release.
 fn is_held(reply: Result<Value, Failure>) -> Result<bool, Error> {
     let found = reply.and_then(accepted).and_then(parse::<i64>);
-    found.map(|found| found != 0).map_err(Failure::into_error)
+    found.map(|found| found > 0).map_err(Failure::into_error)
 }
 
 pub(crate) fn renewal(is_held: bool) -> Renewal {

@@ -193,6 +193,9 @@ impl<'a> Call<'a> {
             self.refuse(Error::new(ErrorKind::Unavailable, text));
             return;
         }
+        if let (Verb::Renew { .. }, Value::Int(now)) = (&self.verb, &reply) {
+            store.note_time(now.abs(), self.asked_at);
+        }
         self.state = State::Replied(reply);
     }
 
@@ -332,7 +335,7 @@ impl Store {
                 (_, Err(failure)) => Err(failure.clone()),
                 (_, Ok(())) => Err(Failure::Unanswered(senseless())),
             };
-            let refusal = Failure::Refused(refusal("grant, so it was given back"));
+            let refusal = Failure::Refused(refusal("grant"));
             let failure =
                 released.map_or_else(|failure| unknown(failure.into_error()), |()| refusal);
             call.state = State::Done(Err(failure));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, HostInstant, LockName};
 use lockkeeper_remote::senseless;
 
-use crate::bucket_keys::{lock_key, probe_keys, slot};
+use crate::bucket_keys::{epoch_key, lock_key, probe_keys, slot};
 use crate::cluster::Cluster;
 use crate::examine_cluster::{merged, slots};
 use crate::provider::probe;
@@ -29,7 +29,8 @@ impl Cluster {
                 continue;
             };
             let store = self.store(&endpoint)?;
-            let probed = probe(&store, &key);
+            let epoch_key = epoch_key(&key);
+            let probed = probe(&store, &[&key, &epoch_key], &epoch_key);
             // The program may never need it.
             store.close_idle();
             match probed {

@@ -199,8 +199,9 @@ impl Connection {
         Ok(value)
     }
 
-    /// Sends one command without reading its reply.
-    pub(crate) fn send(&mut self, command: &Cmd) -> Result<(), RedisError> {
+    /// Sends one command within `limit`, without reading its reply.
+    pub(crate) fn send(&mut self, command: &Cmd, limit: Duration) -> Result<(), RedisError> {
+        self.link.extend(limit)?;
         self.open.counts().add_commands(1);
         self.link.send(&command.get_packed_command())
     }

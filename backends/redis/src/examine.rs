@@ -8,13 +8,17 @@ use redis::{InfoDict, cmd};
 
 use crate::examine_cluster::state;
 use crate::examine_sentinels::isolation;
+use crate::server_clock::{STEP, Seen};
 use crate::store::Store;
 use crate::subscription::ask_for_flush_notice;
 
 pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
-    let before = SystemTime::now();
+    let (before, asked_at) = (SystemTime::now(), store.clock.now());
     let (seconds, micros): (u64, u64) = store.run_for_admin(&cmd("TIME"), deadline)?;
     let after = SystemTime::now();
+    let told = i64::try_from(seconds.saturating_mul(1_000_000).saturating_add(micros))
+        .map_err(|_| senseless())?;
+    store.note_time(told, asked_at);
     let time = Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros));
     let time = UNIX_EPOCH.checked_add(time).ok_or_else(senseless)?;
     let info: Vec<u8> = store.run_for_admin(&cmd("INFO"), deadline)?;
@@ -23,6 +27,7 @@ pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Findin
     let mut findings = vec![
         version(&info),
         Finding::clocks(before, time, after),
+        clock(store, told, deadline)?,
         role(&info),
         replicas(&info, store.options.replicas),
         eviction(&info),
@@ -46,6 +51,57 @@ pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Findin
         findings.extend(sentinels.examine(time_left(store, deadline)));
     }
     Ok(findings)
+}
+
+/// Looks whether the server's clock runs as it should, by what this program has seen of it, and by the last epoch.
+fn clock(store: &Store, now: i64, deadline: HostInstant) -> Result<Finding, Error> {
+    let last: Option<String> = match store.node {
+        // A cluster has an epoch key in each bucket.
+        Some(_) => None,
+        None => {
+            let mut get = cmd("MGET");
+            get.arg(&store.epoch_key);
+            let found: Vec<Option<String>> = store.run_for_admin(&get, deadline)?;
+            found.into_iter().flatten().next()
+        }
+    };
+    let last = last.and_then(|last| last.parse::<i64>().ok());
+    Ok(clock_of(
+        &store.server_clock.seen(store.clock.now()),
+        last.map_or(0, |last| last.saturating_sub(now)),
+    ))
+}
+
+/// `behind` says by how many microseconds the server's clock is behind the last epoch.
+fn clock_of(seen: &Seen, behind: i64) -> Finding {
+    let micros = |span: i64| Duration::from_micros(span.unsigned_abs());
+    let what = if behind > STEP {
+        let behind = micros(behind);
+        format!(
+            "the server's clock is {behind:.1?} behind its last token, so it was set back, or another server took over"
+        )
+    } else if let Some(step) = seen.step {
+        let way = if step > 0 { "forward" } else { "back" };
+        let step = micros(step);
+        format!(
+            "the server's clock was set {way} by {step:.1?} while this program was open, or another server took over"
+        )
+    } else if let Some((gained, span)) = seen.drift
+        && gained.abs() > STEP
+        && micros(gained) > span / 1_000
+    {
+        let way = if gained > 0 { "gained" } else { "lost" };
+        let gained = micros(gained);
+        format!("the server's clock has {way} {gained:.1?} in {span:.1?} of this host's")
+    } else {
+        return Finding::fine("clock runs", "the server's clock runs as this host's");
+    };
+    Finding::warning(
+        "clock runs",
+        what,
+        "the server ends leases by its clock: set forward by more than a ttl, it grants a held name until the holder's next renewal; set back, it keeps the lock of a dead holder that much longer",
+        "have the time service of the server slew its clock, and step it only while nothing is locked",
+    )
 }
 
 fn text(info: &InfoDict, field: &str) -> String {
@@ -233,6 +289,30 @@ fn clients(info: &InfoDict, pool: u32) -> Finding {
 mod tests {
     use super::*;
     use lockkeeper_core::Severity::{Fine, Unusable, Warning};
+
+    #[test]
+    fn clock_that_does_not_run_as_the_hosts_is_found() {
+        let second = 1_000_000;
+        let drift = |gained, seconds| Seen {
+            step: None,
+            drift: Some((gained, Duration::from_secs(seconds))),
+        };
+        let step = Seen {
+            step: Some(-60 * second),
+            ..Seen::default()
+        };
+        for (seen, behind, words) in [
+            (Seen::default(), 0, "runs as this host's"),
+            (Seen::default(), -3_600 * second, "runs as this host's"),
+            (Seen::default(), 20 * second, "20.0s behind its last token"),
+            (step, 0, "set back by 60.0s"),
+            (drift(second, 86_400), 0, "runs as this host's"),
+            (drift(-second, 100), 0, "lost 1.0s in 100.0s"),
+        ] {
+            let found = clock_of(&seen, behind);
+            assert!(found.what.contains(words), "{found:?}");
+        }
+    }
 
     #[test]
     fn settings_that_break_locks_are_found() {

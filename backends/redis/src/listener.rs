@@ -269,7 +269,7 @@ impl Listener {
                     None if heard.elapsed() > PING_AFTER => {
                         // Not PING: a connection of the application's skips replies after a time-out, but no message.
                         let again = cmd("SUBSCRIBE").arg(&self.ended_channel).clone();
-                        connection.send(&again).ok()?;
+                        connection.send(&again, REPLY_TIME).ok()?;
                         pinged = Some(Instant::now());
                     }
                     None => {}

@@ -83,7 +83,8 @@ impl RedisProvider {
     ) -> Result<Self, Error> {
         let store = Store::new(options, namespace, clock).and_then(|store| {
             // No lock has this key.
-            probe(&store, &lock_key(namespace, "", false))?;
+            let key = lock_key(namespace, "", false);
+            probe(&store, &[&key], &store.epoch_key)?;
             Ok(store)
         });
         let store = store.map_err(|error| error.with_backend(BACKEND))?;
@@ -91,10 +92,10 @@ impl RedisProvider {
     }
 }
 
-/// Runs every command that a lock needs, on this key.
-pub(crate) fn probe(store: &Store, key: &str) -> Result<(), Error> {
+/// Runs every command that a lock needs, on the first of these keys and the epoch key.
+pub(crate) fn probe(store: &Store, keys: &[&str], epoch_key: &str) -> Result<(), Error> {
     let waiter = store.listener.probe();
-    let args = [waiter.as_str()];
+    let args = [waiter.as_str(), epoch_key];
     let mut subscribe = pipe();
     for channel in store.listener.channels() {
         subscribe.cmd("SUBSCRIBE").arg(&channel);
@@ -103,13 +104,15 @@ pub(crate) fn probe(store: &Store, key: &str) -> Result<(), Error> {
     let subscribe = subscribe.get_packed_pipeline();
     let try_all = |connection: &mut Connection, limit| {
         let asked_at = store.clock.now();
-        let answer = connection.ask(&PROBE.by_sha(&[key], &args), limit)?;
+        let answer = connection.ask(&PROBE.by_sha(keys, &args), limit)?;
         if !is_no_script(&answer) {
             store.accepted(answer)?;
         }
-        let answer = connection.ask(&PROBE.by_code(&[key], &args), limit);
+        let answer = connection.ask(&PROBE.by_code(keys, &args), limit);
         match answer.and_then(|answer| store.accepted(answer))? {
-            Value::Int(now) => store.server_clock.update(now, asked_at),
+            Value::Int(now) => {
+                store.note_time(now, asked_at);
+            }
             failed => {
                 let (command, said): (String, String) = parse(failed)?;
                 return Err(Failure::Refused(refused_command(&command, &said)));

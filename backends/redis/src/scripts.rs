@@ -131,6 +131,16 @@ pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| acquire(MINT));
 /// proposed time of the epoch in microseconds. The waiter and its state are empty.
 pub(crate) static PROPOSE: LazyLock<Script> = LazyLock::new(|| acquire(PROPOSED));
 
+/// Knows the values that these scripts write. Others are of another program, and left alone.
+const VALUES: &str = "-- Microseconds since 1970.
+local function is_time(text) return #text <= 16 and string.find(text, '^%d+$') end
+-- A lease names its host, also that of an earlier version.
+local function is_lease(text)
+  return string.find(text, '^kept ') or string.find(text, ' host=', 1, true)
+end
+local function foreign(key) return {err = 'WRONGTYPE the value of ' .. key .. ' is not one of lockkeeper'} end
+";
+
 /// Makes the time of the epoch larger than the last one.
 const MINT: &str = "local me, state = ARGV[5], ARGV[6]
 local minted, stamp = now, time[1] .. '.' .. time[2] .. ' '
@@ -138,6 +148,10 @@ local minted, stamp = now, time[1] .. '.' .. time[2] .. ' '
 local function mint()
   local last = redis.pcall('SET', ARGV[4], now, 'GET')
   if last and last.err then return last end
+  if last and not is_time(last) then
+    call('SET', ARGV[4], last)
+    return foreign(ARGV[4])
+  end
   if last and last - now >= 0 then
     minted = last + 1
     call('SET', ARGV[4], minted)
@@ -156,6 +170,7 @@ local stamp = string.format('%.0f.%.0f ', (minted - micros) / 1000000, micros)
 local function mint()
   local last = redis.pcall('MGET', ARGV[4])
   if last.err then return last end
+  if last[1] and not is_time(last[1]) then return foreign(ARGV[4]) end
   if last[1] and last[1] - minted >= 0 then return {'small', tonumber(last[1])} end
   local set = redis.pcall('SET', ARGV[4], ARGV[7])
   if set.err then return set end
@@ -172,7 +187,7 @@ if now > tonumber(ARGV[1]) then return {{'late', now}} end
 -- On a node of a cluster that gives the slot away, a key that this script deletes is not found again, and the script
 -- would end with half of its work. A key that never was ends it there before it changes anything.
 if KEYS[2] then call('PTTL', KEYS[2] .. ':none') end
-{mint}local taken = stamp
+{VALUES}{mint}local taken = stamp
 if call('SET', key, stamp .. owner, 'NX', 'PX', ttl) then
   local failed = mint()
   if failed then
@@ -184,6 +199,7 @@ if call('SET', key, stamp .. owner, 'NX', 'PX', ttl) then
   return minted
 end
 local single = call('MGET', key)[1]
+if single and not is_lease(single) then return foreign(key) end
 {state_of_name}
 local function use_set()
   if single then
@@ -250,21 +266,26 @@ return {{'busy', left(), before}}
     ))
 }
 
-/// Renews a lease. Key: lock. Arguments: the lease, ttl in milliseconds. Replies with 1, or 0 if it is lost.
+/// Renews a lease. Key: lock. Arguments: the lease, ttl in milliseconds.
+///
+/// Replies with the server's time in microseconds, below zero if the lease is lost.
 pub(crate) static RENEW: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local call, key, lease, ttl = redis.call, KEYS[1], ARGV[1], tonumber(ARGV[2])
-local single = call('MGET', key)[1]
-if single == lease then return call('PEXPIRE', key, ttl) end
-if single then return 0 end
-local time = call('TIME')
-local ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local single, time = call('MGET', key)[1], call('TIME')
+local now = time[1] * 1000000 + time[2]
+if single then
+  if single ~= lease then return -now end
+  call('PEXPIRE', key, ttl)
+  return now
+end
+local ms = math.floor(now / 1000)
 local ends = call('ZSCORE', key, lease)
-if not ends or tonumber(ends) <= ms then return 0 end
+if not ends or tonumber(ends) <= ms then return -now end
 -- First, since a full server takes a script's ZADD only after another write.
 call('PEXPIRE', key, math.max(ttl, call('PTTL', key)))
 call('ZADD', key, ms + ttl, lease)
-return 1
+return now
 ",
     )
 });
@@ -337,13 +358,14 @@ return {call('ZCOUNT', key, '-inf', '(0'), leases}
 });
 
 /// Runs every command that the other scripts use, so that a missing permission or command shows on
-/// opening. Key: that of the empty name, which no lock has. Argument: a waiter.
+/// opening. Key: that of the empty name, which no lock has. Arguments: a waiter; the epoch key, which in a cluster is the
+/// second key as well.
 ///
 /// Replies with the server's time in microseconds, or with the first command that failed and its
 /// error, which alone does not name the command.
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
-        "local failed = nil
+        "{VALUES}local failed = nil
 local function try(...)
   local answer = redis.pcall(...)
   if not failed and type(answer) == 'table' and answer.err then
@@ -369,6 +391,13 @@ try('DEL', KEYS[1])
 local channel = '{WAKE_CHANNEL}' .. string.match(ARGV[1], '^[^.]*')
 try('PUBSUB', 'NUMSUB', channel)
 try('PUBLISH', channel, '')
+-- The value stays as it is. If it cannot be read, nothing may be written.
+local last = try('MGET', ARGV[2])
+if failed then return failed end
+last = last[1]
+if last and not is_time(last) then return {{'SET', foreign(ARGV[2]).err}} end
+try('SET', ARGV[2], last or '0', 'GET')
+if not last and not failed then try('DEL', ARGV[2]) end
 return failed or time[1] * 1000000 + time[2]
 "
     ))

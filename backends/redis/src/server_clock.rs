@@ -1,8 +1,9 @@
 //! The server's clock in microseconds since 1970: an estimate of it, and the epochs that it gives.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use lockkeeper_core::HostInstant;
+use parking_lot::Mutex;
 
 /// Returns the epoch of a grant at this time of the server; `None` if no script gives it.
 ///
@@ -25,24 +26,88 @@ pub(crate) fn last_epoch(micros: i64) -> Option<u64> {
     u64::try_from((next << 24) / 1_000_000 - 1).ok()
 }
 
-/// An upper bound of how far the server's clock is ahead of the host's, in microseconds.
+/// The server's clock as this host's clock counts it, in microseconds.
 ///
-/// No lease depends on it. It only tells the server which requests arrive too late. If the server's
-/// clock is set back, some of these are granted after all, and end with their ttl.
+/// It tells the server which requests arrive too late. If the server's clock is set back, some of these are granted after
+/// all, and end with their ttl.
+///
+/// The server ends leases by its clock. Set forward, it ends them before their holders expect that.
 #[derive(Debug, Default)]
-pub(crate) struct ServerClock(AtomicI64);
+pub(crate) struct ServerClock(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// An upper bound of how far the server's clock is ahead of the host's, by the last reply.
+    most_ahead: i64,
+    /// Between which bounds it is ahead, by the last reply that tells the time itself.
+    ahead: Option<(i64, i64)>,
+    /// When it was seen first since the last step, and where in the middle of these bounds it was.
+    first: Option<(HostInstant, i64)>,
+    /// How far the clock was set the last time.
+    step: Option<i64>,
+}
+
+/// What was seen of the server's clock.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// How far the clock was set the last time, in microseconds: below zero if back.
+    pub(crate) step: Option<i64>,
+    /// How many microseconds it has gained since then, and in what time of the host.
+    pub(crate) drift: Option<(i64, Duration)>,
+}
+
+/// The server's clock was set if it has moved by more than this between two replies, in microseconds.
+pub(crate) const STEP: i64 = 250_000;
 
 impl ServerClock {
-    /// Records the server's time `now`, as the reply to a request sent at `asked_at`.
+    /// Records the server's time `now`, or a later one, as the reply to a request sent at `asked_at`.
     pub(crate) fn update(&self, now: i64, asked_at: HostInstant) {
-        self.0
-            .store(now.saturating_sub(micros_at(asked_at)), Ordering::Relaxed);
+        self.0.lock().most_ahead = now.saturating_sub(micros_at(asked_at));
+    }
+
+    /// Records the server's time `now`, as the reply to a request sent at `asked_at` that came at `replied_at`. Returns
+    /// whether the server's clock was set since the last such reply.
+    pub(crate) fn note(&self, now: i64, asked_at: HostInstant, replied_at: HostInstant) -> bool {
+        let [least, most] = [replied_at, asked_at].map(|at| now.saturating_sub(micros_at(at)));
+        let middle = least.midpoint(most);
+        let mut state = self.0.lock();
+        state.most_ahead = most;
+        let step = match state.ahead.replace((least, most)) {
+            Some((_, most_before)) if least > most_before.saturating_add(STEP) => {
+                Some(least.saturating_sub(most_before))
+            }
+            Some((least_before, _)) if most < least_before.saturating_sub(STEP) => {
+                Some(most.saturating_sub(least_before))
+            }
+            _ => None,
+        };
+        if step.is_some() {
+            state.step = step;
+        }
+        if step.is_some() || state.first.is_none() {
+            state.first = Some((replied_at, middle));
+        }
+        step.is_some()
     }
 
     /// Returns the server's time at `instant`, or slightly more.
     pub(crate) fn at(&self, instant: HostInstant) -> i64 {
-        let ahead = self.0.load(Ordering::Relaxed);
+        let ahead = self.0.lock().most_ahead;
         micros_at(instant).saturating_add(ahead)
+    }
+
+    /// Returns what was seen of the clock until `now`.
+    pub(crate) fn seen(&self, now: HostInstant) -> Seen {
+        let state = self.0.lock();
+        let drift = state.first.zip(state.ahead);
+        let drift = drift.map(|((since, first), (least, most))| {
+            let gained = least.midpoint(most).saturating_sub(first);
+            (gained, now.saturating_since(since))
+        });
+        Seen {
+            step: state.step,
+            drift,
+        }
     }
 }
 
@@ -64,6 +129,34 @@ mod tests {
         assert_eq!(clock.at(instant(10)), 1_000 * second);
         assert_eq!(clock.at(instant(30)), 1_020 * second);
         assert!(clock.at(HostInstant::NEVER) > 1 << 53);
+    }
+
+    #[test]
+    fn step_is_told_from_slow_replies() {
+        let clock = ServerClock::default();
+        let instant = |millis: u64| HostInstant::from_nanos(millis * 1_000_000);
+        let millis = |millis: i64| millis * 1_000;
+        assert!(!clock.note(millis(5_000), instant(0), instant(10)));
+        // The reply took 20 s: the clock may have been read at any time in between.
+        assert!(!clock.note(millis(25_000), instant(20), instant(20_020)));
+        assert!(!clock.note(millis(26_000), instant(20_990), instant(21_010)));
+        assert_eq!(clock.seen(instant(30_000)).step, None);
+        // Set forward by a minute, and back.
+        assert!(clock.note(millis(87_000), instant(22_000), instant(22_010)));
+        let step = clock.seen(instant(30_000)).step.unwrap();
+        assert!((millis(59_900)..=millis(60_000)).contains(&step), "{step}");
+        assert!(!clock.note(millis(88_000), instant(23_000), instant(23_010)));
+        assert!(clock.note(millis(29_000), instant(24_000), instant(24_010)));
+        assert!(clock.seen(instant(30_000)).step.unwrap() < millis(-59_900));
+        // It gains 10 ms a second, which is no step.
+        for second in 1..=100 {
+            let at = 24_000 + second * 1_000;
+            let ahead = 5_000 + i64::try_from(second).unwrap() * 10;
+            let now = millis(i64::try_from(at).unwrap() + ahead);
+            assert!(!clock.note(now, instant(at), instant(at + 10)));
+        }
+        let (gained, span) = clock.seen(instant(124_010)).drift.unwrap();
+        assert_eq!((gained, span.as_secs()), (millis(1_000), 100));
     }
 
     #[test]

@@ -139,6 +139,14 @@ impl Store {
         }
     }
 
+    /// Notes the server's time, as the reply to a request that was sent at `asked_at`. If the server's clock was set, it
+    /// ends leases sooner or later than by the host's clock: then all are verified.
+    pub(crate) fn note_time(&self, now: i64, asked_at: HostInstant) {
+        if self.server_clock.note(now, asked_at, self.clock.now()) {
+            self.listener.verifiers.verify_all();
+        }
+    }
+
     /// Returns the time that a single attempt may take.
     pub(crate) fn attempt(&self) -> Duration {
         self.options.remote.attempt_time()
@@ -194,10 +202,10 @@ impl Store {
             let answer = connection.exchange(&commands, 2, limit)?.pop();
             let answer = answer.ok_or_else(|| Failure::Unanswered(senseless()))?;
             let found: i64 = parse(self.accepted(from_primary(answer)?)?)?;
-            if found != 0 && !self.acknowledged(connection, began, limit)? {
+            if found > 0 && !self.acknowledged(connection, began, limit)? {
                 return Err(Failure::Refused(self.few_replicas("request")));
             }
-            Ok(found != 0)
+            Ok(found > 0)
         });
         answer.map_err(Failure::into_error)
     }
@@ -225,8 +233,15 @@ impl Store {
 
     pub(crate) fn few_replicas(&self, what: &str) -> Error {
         let wanted = self.options.replicas;
-        let text =
-            format!("fewer than {wanted} replicas acknowledged the {what} in time; see `replicas`");
+        let few = match wanted {
+            1 => "no replica".to_owned(),
+            wanted => format!("fewer than {wanted} replicas"),
+        };
+        let then = match what {
+            "grant" => ", so the lock was released again",
+            _ => "",
+        };
+        let text = format!("{few} acknowledged the {what} in time{then}; see `replicas`");
         Error::new(ErrorKind::Unavailable, text)
     }
 

@@ -32,6 +32,10 @@ pub(super) const CASES: &[Case] = &[
         dead_waiter_beside_pattern_subscriber,
     ),
     (
+        "listener_stays_connected_in_silence",
+        listener_stays_connected_in_silence,
+    ),
+    (
         "reply_in_drops_ends_by_its_deadline",
         reply_in_drops_ends_by_its_deadline,
     ),
@@ -193,6 +197,29 @@ fn dead_waiter_beside_pattern_subscriber(kind: RedisKind) {
             > token
     );
     drop((holder, monitor));
+    server.assert_clean();
+}
+
+/// A listener that has heard nothing for a while asks the server, on the same connection.
+fn listener_stays_connected_in_silence(kind: RedisKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "ttl=10m");
+    let guard = keeper.lock("a").unwrap();
+    until("it listens", || listening(&server) == 1);
+    let listener = || {
+        let list = ["CLIENT", "LIST", "TYPE", "pubsub"];
+        let listed = server.command(&list).unwrap().text().unwrap();
+        listed.split(' ').next().map(str::to_owned)
+    };
+    let asked = || {
+        let commands = server.info("commandstats").unwrap();
+        let of_subscribe = &commands["cmdstat_subscribe"];
+        of_subscribe.split(',').next().map(str::to_owned)
+    };
+    let (before, first) = (listener(), asked());
+    until("it asks again", || asked() != first);
+    assert_eq!(listener(), before);
+    drop((guard, keeper));
     server.assert_clean();
 }
 

@@ -361,6 +361,11 @@ fn missing_acl_permissions(kind: RedisKind) {
     refused(&url, ErrorKind::PermissionDenied, &["lockkeeper:*"]);
     let url = user("no-channels", &[&["~*"], &commands[..]].concat());
     refused(&url, ErrorKind::PermissionDenied, &["lockkeeper:*"]);
+    let url = user(
+        "no-epoch-key",
+        &[&["~lockkeeper:{default:*", channels], &commands[..]].concat(),
+    );
+    refused(&url, ErrorKind::PermissionDenied, &["lockkeeper:*"]);
     // A permission is revoked while the keeper is open.
     let url = user("revoked", &ALLOWED);
     let keeper = open(&url, "");

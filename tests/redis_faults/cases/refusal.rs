@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use lockkeeper::{ErrorKind, Released, WaitOutcome};
+use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::{ErrorKind, LockName, Released, WaitOutcome};
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
 use super::store::{EPOCH_KEY, keys_left, open, start, start_waiter};
-use crate::faults::{FaultServer as _, HANG, WAIT_LIMIT, Witness};
+use crate::faults::{FaultServer as _, HANG, WAIT_LIMIT, Witness, refused};
 
 pub(super) const CASES: &[Case] = &[
     ("demoted_to_replica", demoted_to_replica),
@@ -15,6 +16,12 @@ pub(super) const CASES: &[Case] = &[
     ("out_of_memory", out_of_memory),
     ("lock_key_of_other_type", lock_key_of_other_type),
     ("epoch_key_of_other_type", epoch_key_of_other_type),
+    ("epoch_key_without_a_number", epoch_key_without_a_number),
+    ("string_of_another_program", string_of_another_program),
+    (
+        "list_leaves_out_a_key_of_other_type",
+        list_leaves_out_a_key_of_other_type,
+    ),
 ];
 
 fn demoted_to_replica(kind: RedisKind) {
@@ -130,5 +137,65 @@ fn epoch_key_of_other_type(kind: RedisKind) {
     server.command(&["DEL", key]).unwrap();
     drop(keeper.try_lock("a").unwrap().expect("it is free"));
     drop(keeper);
+    server.assert_clean();
+}
+
+/// The name is not left taken, and the value stays.
+fn epoch_key_without_a_number(kind: RedisKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "");
+    for value in ["yes", "", "1e400", "12345678901234567890"] {
+        server.command(&["SET", EPOCH_KEY, value]).unwrap();
+        for _ in 0..2 {
+            let error = keeper.try_lock("a").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+            assert!(error.to_string().contains(EPOCH_KEY), "{error}");
+        }
+        refused(&server.url(), ErrorKind::Incompatible, &[EPOCH_KEY]);
+        let left = server.command(&["GET", EPOCH_KEY]).unwrap();
+        assert_eq!(left.text().as_deref(), Some(value));
+        assert_eq!(keys_left(&server), Vec::<String>::new());
+    }
+    server.command(&["DEL", EPOCH_KEY]).unwrap();
+    drop(keeper.try_lock("a").unwrap().expect("it is free"));
+    drop(keeper);
+    server.assert_clean();
+}
+
+fn string_of_another_program(kind: RedisKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "");
+    let key = "lockkeeper:{default:a}";
+    server.command(&["SET", key, "what?"]).unwrap();
+    for answer in [keeper.try_lock("a"), keeper.try_lock_for("a", HANG)] {
+        let error = answer.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+        assert!(error.to_string().contains(key), "{error}");
+    }
+    let left = server.command(&["GET", key]).unwrap();
+    assert_eq!(left.text().as_deref(), Some("what?"));
+    server.command(&["DEL", key]).unwrap();
+    drop(keeper.try_lock("a").unwrap().expect("it is free"));
+    drop(keeper);
+    server.assert_clean();
+}
+
+fn list_leaves_out_a_key_of_other_type(kind: RedisKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "");
+    let held = keeper.lock("a").unwrap();
+    let key = "lockkeeper:{default:b}";
+    server.command(&["RPUSH", key, "x"]).unwrap();
+    let admin = keeper.admin().unwrap();
+    let soon = || SystemClock.now() + WAIT_LIMIT;
+    let all = admin.held(None, soon()).unwrap();
+    assert_eq!(all.len(), 1);
+    let all = admin.held_in_all_namespaces(soon()).unwrap();
+    assert_eq!(all.len(), 1);
+    let name = LockName::new("b").unwrap();
+    let error = admin.held(Some(&name), soon()).unwrap_err();
+    assert!(error.to_string().contains("another type"), "{error}");
+    server.command(&["DEL", key]).unwrap();
+    drop((held, keeper));
     server.assert_clean();
 }

@@ -8,6 +8,7 @@ use libtest_mimic::Trial;
 use lockkeeper::{LockGuard, LockKeeper};
 use lockkeeper_testkit::{Daemon, RedisKind, RedisOptions, RedisServer, Reply, until};
 
+use super::clock;
 use super::cluster::on_redis_6;
 use crate::faults::{FaultServer, Waiter, Witness, opened, with_reply_time};
 
@@ -51,7 +52,9 @@ impl FaultServer for RedisServer {
     }
 
     fn further() -> Vec<Trial> {
-        on_redis_6()
+        let mut further = on_redis_6();
+        further.extend(clock::trials());
+        further
     }
 
     /// No key and no connection of a keeper is left.
