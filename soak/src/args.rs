@@ -15,6 +15,10 @@ use clap::{Parser, ValueEnum};
 /// Every fourth name is a semaphore with three permits, where the store can, and the others are locks. Half of the calls
 /// for a lock with an odd number share it, where the store can. Some calls lock up to three names together.
 ///
+/// Beside two faults, grants must go on: a node of a cluster that is stopped (the names of the others), and a slow member of a
+/// quorum. Where an operator takes 30 names one soon after the other, each guard must be told at once. The clock of `redis` is
+/// set forward and back, where libfaketime is installed (`scripts/servers`). The closing lines count all this.
+///
 /// The seed decides which faults come when, and what each thread does. The machine decides the rest, so a seed
 /// repeats a campaign, but not to the microsecond.
 ///

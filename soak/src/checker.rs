@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use crate::forgot::{Excuses, Forgot};
+use crate::faults::Noted;
+use crate::forgot::Excuses;
 use crate::history::{Call, Grant, History};
 use crate::plan::Plan;
+use crate::watched::{STALL, TOLD};
 
 /// A call that ends so much later than it must has hung. Less depends on how busy the machine is, and is only
 /// reported.
@@ -32,6 +34,10 @@ pub(crate) enum Rule {
     Overrun,
     /// A guard that was lost said that it is held.
     Revived,
+    /// Nothing was granted beside a fault that concerns other names or other servers.
+    Stalled,
+    /// A guard was told late of a loss that the store knew of.
+    ToldLate,
     /// An error that no fault explains.
     UnexpectedError,
     /// Something was left in the store.
@@ -58,6 +64,10 @@ pub(crate) struct Found {
     pub(crate) excused: u64,
     /// The longest time for which a guard of such a lease and a later guard were both held, in nanoseconds.
     pub(crate) longest_excused: u64,
+    /// The longest time without a grant in each time in which there had to be some, in nanoseconds.
+    pub(crate) gaps: Vec<u64>,
+    /// How soon each guard was told of a loss that the store knew of, in nanoseconds.
+    pub(crate) told: Vec<u64>,
 }
 
 /// Checks the rounds of a store, one after the other.
@@ -78,7 +88,7 @@ impl Checker {
     }
 
     /// Checks a round.
-    pub(crate) fn check(&mut self, history: &History, forgot: &[Forgot]) -> Found {
+    pub(crate) fn check(&mut self, history: &History, noted: &Noted) -> Found {
         // A slot excludes its own holders, as a lock does, and so there are no more holders than slots.
         let mut names: HashMap<(u32, u32), Vec<&Grant>> = HashMap::new();
         for grant in &history.grants {
@@ -91,7 +101,7 @@ impl Checker {
             let key = name;
             let floor = self.largest.get(&key).copied().unwrap_or(0);
             let mut name = Name {
-                excuses: Excuses::new(self.ttl, &grants, forgot),
+                excuses: Excuses::new(self.ttl, &grants, &noted.forgot),
                 grants,
                 found: &mut found,
             };
@@ -111,6 +121,20 @@ impl Checker {
         }
         for call in history.calls.iter().filter(|call| call.overrun > HANG) {
             found.add(Rule::Overrun, Evidence::Call(Box::new(call.clone())));
+        }
+        for watched in &noted.watched {
+            let gap = watched.longest_gap(&history.grants);
+            found.gaps.push(gap);
+            if gap > STALL {
+                let kind = watched.kind;
+                let text = format!("no grant for {} ms beside: {kind}", gap / 1_000_000);
+                found.add(Rule::Stalled, Evidence::Text(text));
+            }
+        }
+        found.told.clone_from(&noted.told);
+        for told in noted.told.iter().filter(|told| **told > TOLD) {
+            let text = format!("a guard was told of its loss after {} ms", told / 1_000_000);
+            found.add(Rule::ToldLate, Evidence::Text(text));
         }
         for text in &history.unexpected {
             found.add(Rule::UnexpectedError, Evidence::Text(text.clone()));
@@ -217,6 +241,8 @@ impl Name<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::forgot::Forgot;
+    use crate::watched::Watched;
 
     const TTL: u64 = 1000;
 
@@ -248,7 +274,11 @@ mod tests {
             grants: grants.to_vec(),
             ..History::default()
         };
-        Checker::new(TTL).check(&history, forgot)
+        let noted = Noted {
+            forgot: forgot.to_vec(),
+            ..Noted::default()
+        };
+        Checker::new(TTL).check(&history, &noted)
     }
 
     fn rules(found: &Found) -> Vec<Rule> {
@@ -355,7 +385,7 @@ mod tests {
                 grants: vec![grant(token, 100, Some(110))],
                 ..History::default()
             };
-            let found = checker.check(&history, &[]);
+            let found = checker.check(&history, &Noted::default());
             assert_eq!(found.violations.len(), broken, "{token}");
         }
     }
@@ -373,6 +403,31 @@ mod tests {
         // Requested before the other was granted, it may have been granted first.
         let grants = [grant(256, 100, Some(110)), grant(128, 103, None)];
         assert_eq!(check(&grants, &[]), Found::default());
+    }
+
+    #[test]
+    fn stall_beside_a_fault_and_a_loss_told_late_are_found() {
+        let history = History {
+            grants: vec![grant(128, STALL, Some(STALL))],
+            ..History::default()
+        };
+        let check = |to, told| {
+            let watched = Watched {
+                kind: "stopped",
+                names: None,
+                from: 0,
+                to,
+            };
+            let noted = Noted {
+                watched: vec![watched],
+                told: vec![told],
+                ..Noted::default()
+            };
+            rules(&Checker::new(TTL).check(&history, &noted))
+        };
+        assert_eq!(check(2 * STALL, TOLD), []);
+        assert_eq!(check(2 * STALL + 1, TOLD), [Rule::Stalled]);
+        assert_eq!(check(2 * STALL, TOLD + 1), [Rule::ToldLate]);
     }
 
     #[test]
@@ -446,7 +501,7 @@ mod tests {
             left: vec!["key".to_owned()],
             ..History::default()
         };
-        let found = Checker::new(TTL).check(&history, &[]);
+        let found = Checker::new(TTL).check(&history, &Noted::default());
         let expected = [
             Rule::Revived,
             Rule::Overrun,

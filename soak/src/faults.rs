@@ -1,5 +1,6 @@
 //! Faults at random times: what a fault may use, and what is written down about it.
 
+pub(crate) mod losses;
 pub(crate) mod network;
 pub(crate) mod server;
 pub(crate) mod workers;
@@ -14,6 +15,7 @@ use fastrand::Rng;
 
 use crate::forgot::Forgot;
 use crate::log::{nanos, now};
+use crate::watched::Watched;
 
 /// How often a pause looks for Ctrl-C.
 const TICK: Duration = Duration::from_millis(20);
@@ -31,6 +33,19 @@ pub(crate) struct Fault {
 pub(crate) struct Journal {
     faults: Mutex<Vec<Fault>>,
     forgot: Mutex<Vec<Forgot>>,
+    watched: Mutex<Vec<Watched>>,
+    told: Mutex<Vec<u64>>,
+}
+
+/// What a round's journal says in the end.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    /// The faults, in the order of their ends.
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) forgot: Vec<Forgot>,
+    pub(crate) watched: Vec<Watched>,
+    /// How soon each guard was told of a loss that the store knew of, in nanoseconds.
+    pub(crate) told: Vec<u64>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -58,14 +73,22 @@ impl Journal {
         Ok(())
     }
 
-    /// Returns the faults and what the store forgot, in the order of their ends.
-    pub(crate) fn into_parts(self) -> (Vec<Fault>, Vec<Forgot>) {
-        let faults = self.faults.into_inner();
-        let forgot = self.forgot.into_inner();
-        (
-            faults.unwrap_or_else(PoisonError::into_inner),
-            forgot.unwrap_or_else(PoisonError::into_inner),
-        )
+    /// Notes how soon a guard was told of its loss.
+    fn told(&self, after: Duration) {
+        lock(&self.told).push(nanos(after));
+    }
+
+    /// Returns what was noted.
+    pub(crate) fn into_noted(self) -> Noted {
+        fn inner<T>(mutex: Mutex<T>) -> T {
+            mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
+        }
+        Noted {
+            faults: inner(self.faults),
+            forgot: inner(self.forgot),
+            watched: inner(self.watched),
+            told: inner(self.told),
+        }
     }
 }
 
@@ -131,7 +154,8 @@ impl<'a> Lane<'a> {
         self.pause_for(pause);
     }
 
-    fn pause_for(&self, pause: Duration) -> bool {
+    /// Pauses for this time, and at most until the round is over. Returns whether it goes on.
+    pub(crate) fn pause_for(&self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
         loop {
             let left = self.deadline.left();
@@ -141,6 +165,19 @@ impl<'a> Lane<'a> {
             }
             thread::sleep(pause.min(TICK));
         }
+    }
+
+    /// Pauses for this time, in which names (`None`: all together) must be granted all along.
+    pub(crate) fn watch(&self, kind: &'static str, names: Option<Vec<u32>>, pause: Duration) {
+        let from = now();
+        self.pause_for(pause);
+        let to = now();
+        lock(&self.journal.watched).push(Watched {
+            kind,
+            names,
+            from,
+            to,
+        });
     }
 
     /// Returns a random number of milliseconds.
@@ -199,7 +236,7 @@ mod tests {
         assert!(one.pause(0..1));
         is_interrupted.store(true, Ordering::Relaxed);
         assert!(!one.pause(3_600_000..3_600_001));
-        let (faults, forgot) = journal.into_parts();
+        let Noted { faults, forgot, .. } = journal.into_noted();
         assert_eq!(
             faults.iter().map(|it| it.kind).collect::<Vec<_>>(),
             ["flushed"]

@@ -3,7 +3,7 @@
 //! `args` reads the command line. A `round` starts the processes of `worker`, which lock names as their `plan`
 //! says and write what guards said to a `log`. Meanwhile `faults` breaks workers, network and `store`. Then
 //! `history` puts the records together, `checker` applies the rules of the contract, `forgot` decides where an
-//! overlap is allowed, and `leftovers` looks for what was left behind. `report` prints it.
+//! overlap is allowed, `watched` says what must go on beside a fault, and `leftovers` looks for what was left behind. `report` prints it.
 
 mod args;
 mod checker;
@@ -18,6 +18,7 @@ mod report;
 mod round;
 mod store;
 mod threads;
+mod watched;
 mod worker;
 
 use std::error::Error;

@@ -28,6 +28,12 @@ pub(crate) struct Tally {
     broken: BTreeMap<Rule, u64>,
     excused: u64,
     longest_excused: u64,
+    /// How often something had to be granted beside a fault, and the longest time in which nothing was.
+    watched: u64,
+    longest_gap: u64,
+    /// How many losses the store knew of, and the longest time until a guard was told.
+    told: u64,
+    longest_told: u64,
     /// The longest time in which nothing was granted, in nanoseconds, and the faults of that time.
     longest_pause: (u64, String),
     longest: BTreeMap<&'static str, Call>,
@@ -64,6 +70,10 @@ impl Tally {
         }
         self.excused += found.excused;
         self.longest_excused = self.longest_excused.max(found.longest_excused);
+        self.watched += found.gaps.len() as u64;
+        self.longest_gap = found.gaps.iter().copied().fold(self.longest_gap, u64::max);
+        self.told += found.told.len() as u64;
+        self.longest_told = found.told.iter().copied().fold(self.longest_told, u64::max);
         let pause = longest_pause(&history.grants, outcome.ended);
         if let Some((from, to)) = pause.filter(|(from, to)| to - from > self.longest_pause.0) {
             self.longest_pause = (to - from, kinds(faults, from, to));
@@ -120,6 +130,24 @@ impl Tally {
             ("repeated tokens", broken(Rule::RepeatedToken)),
             ("tokens out of order", broken(Rule::TokenOrder)),
             ("held after a loss", broken(Rule::Revived)),
+            (
+                "grants beside a fault",
+                format!(
+                    "stopped in {} of {} times; none for {} at most",
+                    broken(Rule::Stalled),
+                    self.watched,
+                    time(self.longest_gap)
+                ),
+            ),
+            (
+                "losses in a row",
+                format!(
+                    "{}, of which {} told late; told after {} at most",
+                    self.told,
+                    broken(Rule::ToldLate),
+                    time(self.longest_told)
+                ),
+            ),
             ("longest without grants", {
                 let (pause, faults) = &self.longest_pause;
                 format!("{}, during: {faults}", time(*pause))

@@ -59,8 +59,12 @@ impl Rounds<'_> {
             history.add(log).map_err(io::Error::other)?;
         }
         history.left.extend(leftovers.left);
-        let (faults, forgot) = journal.into_parts();
-        let mut found = checker.check(&history, &forgot);
+        let mut noted = journal.into_noted();
+        if self.args.processes == 1 {
+            // The worker may be stopped meanwhile, and another one is not there.
+            noted.watched.clear();
+        }
+        let mut found = checker.check(&history, &noted);
         for complaint in complaints {
             found.add(Rule::Worker, Evidence::Text(complaint));
         }
@@ -68,7 +72,7 @@ impl Rounds<'_> {
             began,
             ended,
             history,
-            faults,
+            faults: noted.faults,
             found,
         })
     }

@@ -45,6 +45,15 @@ pub(crate) trait Store: Sync {
         Duration::from_secs(1)
     }
 
+    /// Returns a URL, ready for `key=value`, that only the faults of the store itself break, so that a guard is told of a loss
+    /// at once. `None`: there is none.
+    fn telling_url(&self) -> Option<String> {
+        self.urls()
+            .into_iter()
+            .next()
+            .filter(|_| !self.is_in_process())
+    }
+
     /// Returns the faults of the store.
     fn faults(&self) -> Vec<StoreFault<'_>>;
 
@@ -68,7 +77,10 @@ pub(crate) struct StoreFault<'a> {
 }
 
 impl<'a> StoreFault<'a> {
-    fn new(kind: &'static str, act: impl Fn(&mut Lane<'_>) -> io::Result<()> + 'a) -> Self {
+    pub(crate) fn new(
+        kind: &'static str,
+        act: impl Fn(&mut Lane<'_>) -> io::Result<()> + 'a,
+    ) -> Self {
         let act = Box::new(act);
         Self { kind, act }
     }
@@ -107,7 +119,11 @@ pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Box<dyn Stor
         StoreChoice::Sqlite => Box::new(sqlite::Sqlite::start()?),
         StoreChoice::Redis => Box::new(redis::Redis::start(RedisKind::Redis7, settings)?),
         StoreChoice::Sentinel => Box::new(sentinel::Sentinel::start(RedisKind::Redis7, settings)?),
-        StoreChoice::Cluster => Box::new(cluster::Cluster::start(RedisKind::Redis7, settings)?),
+        StoreChoice::Cluster => Box::new(cluster::Cluster::start(
+            RedisKind::Redis7,
+            args.names,
+            settings,
+        )?),
         StoreChoice::Quorum => Box::new(quorum::Quorum::start(RedisKind::Redis7, settings)?),
         StoreChoice::MariaDb => Box::new(mysql::MySql::start(MySqlKind::MariaDb10, settings)?),
         StoreChoice::MySql => Box::new(mysql::MySql::start(MySqlKind::MySql9, settings)?),
@@ -168,6 +184,9 @@ impl ServerSettings {
 fn with_timeouts(url: &str) -> String {
     format!("{url}?response_timeout=500ms&connect_timeout=500ms&")
 }
+
+/// How long a fault lasts beside which something must be granted.
+const WATCHED: Duration = Duration::from_secs(3);
 
 /// How often a fault looks for what it waits for.
 const POLL: Duration = Duration::from_millis(1);

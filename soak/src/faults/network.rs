@@ -41,7 +41,7 @@ struct Network<'a> {
 impl Network<'_> {
     fn break_once(&self, lane: &mut Lane<'_>) -> io::Result<()> {
         let delay = lane.millis(1..400);
-        let (kind, fault) = match lane.choice(9) {
+        let (kind, fault) = match lane.choice(11) {
             0 => {
                 return lane.fault("connections cut", |lane| {
                     self.cut(lane, |_| self.proxy.cut())
@@ -60,6 +60,8 @@ impl Network<'_> {
             5 => ("requests delayed", Fault::DelayRequests(delay)),
             6 => ("replies delayed", Fault::DelayReplies(delay)),
             7 => ("requests lost", Fault::DropRequests),
+            8 => ("replies in drops", Fault::DripReplies(delay / 8)),
+            9 => ("silent within replies", Fault::SilentReplyAfter(3)),
             _ => ("replies lost", Fault::DropReplies),
         };
         let spell = |lane: &mut Lane<'_>| {

@@ -6,21 +6,28 @@ use std::time::Duration;
 use lockkeeper_testkit::{Proxy, RedisCluster, RedisKind};
 
 use super::redis::keys;
-use super::{ServerSettings, Store, StoreFault};
+use super::{ServerSettings, Store, StoreFault, WATCHED};
 use crate::faults::Lane;
+use crate::plan::Plan;
 
 /// A primary that was silent for this long is replaced.
 const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How many buckets the names of a namespace are in.
+const BUCKETS: u16 = 1_024;
+
 pub(super) struct Cluster {
     nodes: RedisCluster,
+    /// How many names the workers lock.
+    names: u32,
     settings: ServerSettings,
 }
 
 impl Cluster {
-    pub(super) fn start(kind: RedisKind, settings: ServerSettings) -> io::Result<Self> {
+    pub(super) fn start(kind: RedisKind, names: u32, settings: ServerSettings) -> io::Result<Self> {
         Ok(Self {
             nodes: RedisCluster::start(kind, 1, NODE_TIMEOUT)?,
+            names,
             settings,
         })
     }
@@ -39,6 +46,37 @@ impl Cluster {
             act(lane, &key, primary)?;
             self.nodes.wait_until_healthy()
         })
+    }
+
+    /// Stops a primary that is not replaced meanwhile, beside which the names of the others must be granted. It forgets
+    /// nothing.
+    fn stop_beside_healthy(&self, lane: &mut Lane<'_>) -> io::Result<()> {
+        let (_, stopped) = self.nodes.owner(&any_key(lane), None)?;
+        let mut elsewhere = Vec::new();
+        for name in 0..self.names {
+            let slot = self.nodes.owner(&Plan::name(name), None)?.0;
+            let key = format!("lockkeeper:bucket:{{default:{}}}", slot % BUCKETS);
+            if self.nodes.owner(&key, None)?.1 != stopped {
+                elsewhere.push(name);
+            }
+        }
+        let set_all = |name: &str, value: &str| {
+            let mut servers = self.nodes.servers();
+            servers.try_for_each(|it| it.command(&["CONFIG", "SET", name, value]).map(drop))
+        };
+        set_all("cluster-replica-no-failover", "yes")?;
+        // Else all nodes refuse when one is silent.
+        set_all("cluster-require-full-coverage", "no")?;
+        self.nodes.server(stopped).stop()?;
+        if elsewhere.is_empty() {
+            lane.pause_for(WATCHED);
+        } else {
+            lane.watch("a node that is stopped", Some(elsewhere), WATCHED);
+        }
+        self.nodes.server(stopped).cont()?;
+        self.nodes.wait_until_healthy()?;
+        set_all("cluster-require-full-coverage", "yes")?;
+        set_all("cluster-replica-no-failover", "no")
     }
 
     /// Moves a slot to another primary, if the next key is at one.
@@ -66,7 +104,10 @@ impl Cluster {
 
 /// Returns a key in the slot of some locks.
 fn any_key(lane: &mut Lane<'_>) -> String {
-    format!("lockkeeper:bucket:{{default:{}}}", lane.choice(1_024))
+    format!(
+        "lockkeeper:bucket:{{default:{}}}",
+        lane.choice(BUCKETS.into())
+    )
 }
 
 impl Store for Cluster {
@@ -76,6 +117,11 @@ impl Store for Cluster {
 
     fn proxy(&self) -> Option<&Proxy> {
         self.nodes.proxies().next()
+    }
+
+    /// Each node is behind a proxy, and one of the proxies is broken at any time.
+    fn telling_url(&self) -> Option<String> {
+        None
     }
 
     fn faults(&self) -> Vec<StoreFault<'_>> {
@@ -93,6 +139,9 @@ impl Store for Cluster {
                     self.nodes.wait_for_fail_over(key, primary)?;
                     self.nodes.server(primary).restart()
                 })
+            }),
+            StoreFault::new("primary stopped beside healthy ones", |lane| {
+                self.stop_beside_healthy(lane)
             }),
             StoreFault::new("slot moved", |lane| self.move_slot(lane)),
             StoreFault::new("all keys flushed", |lane| self.flush(lane)),

@@ -7,6 +7,7 @@ use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, MySqlSession, Pro
 
 use super::{POLL, ServerSettings, Store, StoreFault};
 use crate::faults::Lane;
+use crate::faults::losses::LOSSES;
 
 pub(super) struct MySql {
     proxy: Proxy,
@@ -74,6 +75,11 @@ impl Store for MySql {
 
     fn ends_with_connection(&self) -> bool {
         true
+    }
+
+    fn telling_url(&self) -> Option<String> {
+        let url = self.settings.with_keys(&self.server.url());
+        Some(format!("{url}pool_size={LOSSES}&"))
     }
 
     fn faults(&self) -> Vec<StoreFault<'_>> {

@@ -8,6 +8,7 @@ use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, Proxy};
 
 use super::{POLL, ServerSettings, Store, StoreFault};
 use crate::faults::Lane;
+use crate::faults::losses::LOSSES;
 
 pub(super) struct Postgres {
     proxy: Proxy,
@@ -88,6 +89,11 @@ impl Store for Postgres {
 
     fn ends_with_connection(&self) -> bool {
         true
+    }
+
+    fn telling_url(&self) -> Option<String> {
+        let url = self.settings.with_keys(&self.server.url());
+        Some(format!("{url}pool_size={LOSSES}&"))
     }
 
     fn faults(&self) -> Vec<StoreFault<'_>> {

@@ -1,15 +1,18 @@
-//! A quorum of three Redis servers, each behind a proxy that half of the keepers use.
+//! A quorum of three Redis servers, each behind two proxies that half of the keepers use each.
 
 use std::io;
-use std::net::SocketAddr;
+use std::time::Duration;
 
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer};
 
 use super::redis::{keys, remove_data, start};
-use super::{ServerSettings, Store, StoreFault, with_timeouts};
+use super::{ServerSettings, Store, StoreFault, WATCHED, with_timeouts};
 use crate::faults::Lane;
 
 const MEMBERS: usize = 3;
+
+/// How much later a slow member answers.
+const SLOW: Duration = Duration::from_millis(300);
 
 pub(super) struct Quorum {
     members: Vec<Member>,
@@ -17,6 +20,8 @@ pub(super) struct Quorum {
 }
 
 struct Member {
+    /// It is only slow at times.
+    near: Proxy,
     proxy: Proxy,
     server: RedisServer,
 }
@@ -24,18 +29,21 @@ struct Member {
 impl Quorum {
     pub(super) fn start(kind: RedisKind, settings: ServerSettings) -> io::Result<Self> {
         let member = |_| {
-            let server = start(kind)?;
-            let proxy = Proxy::new(server.addr())?;
-            Ok(Member { proxy, server })
+            let server = start(kind, RedisOptions::new())?;
+            Ok(Member {
+                near: Proxy::new(server.addr())?,
+                proxy: Proxy::new(server.addr())?,
+                server,
+            })
         };
         let members = (0..MEMBERS).map(member).collect::<io::Result<_>>()?;
         Ok(Self { members, settings })
     }
 
-    /// Returns the URL with the members at these addresses.
-    fn url(&self, addr: impl Fn(&Member) -> SocketAddr) -> String {
+    /// Returns the URL with the members behind these proxies.
+    fn url(&self, proxy: impl Fn(&Member) -> &Proxy) -> String {
         let members = self.members.iter().map(|member| {
-            let url = with_timeouts(&member.server.url_via(addr(member)));
+            let url = with_timeouts(&member.server.url_via(proxy(member).addr()));
             // What belongs to the member's URL, and not to that of the quorum.
             format!("member={}", url.trim_end_matches('&').replace('&', "%26"))
         });
@@ -50,6 +58,18 @@ impl Quorum {
         member.ok_or_else(|| io::Error::other("the quorum has no member"))
     }
 
+    /// Makes a member slow, with which the names must be granted all along. The network before the first one is broken at
+    /// any time, so that is another one.
+    fn slow_down(&self, lane: &mut Lane<'_>) -> io::Result<()> {
+        let slow = lane.pick(self.members.get(1..).unwrap_or_default());
+        let slow = slow.ok_or_else(|| io::Error::other("the quorum has one member"))?;
+        let set = |fault| [&slow.near, &slow.proxy].map(|proxy| proxy.set(fault));
+        set(Fault::DelayReplies(SLOW));
+        lane.watch("a slow member", None, WATCHED);
+        set(Fault::Pass);
+        Ok(())
+    }
+
     /// Flushes all members. A flush of a majority forgets leases, and so does that of one member of a bare majority.
     fn flush(&self, lane: &mut Lane<'_>) -> io::Result<()> {
         lane.journal.forget(|| {
@@ -62,8 +82,8 @@ impl Quorum {
 impl Store for Quorum {
     fn urls(&self) -> Vec<String> {
         vec![
-            self.url(|member| member.server.addr()),
-            self.url(|member| member.proxy.addr()),
+            self.url(|member| &member.near),
+            self.url(|member| &member.proxy),
         ]
     }
 
@@ -106,6 +126,7 @@ impl Store for Quorum {
                 proxy.set(Fault::Pass);
                 Ok(())
             }),
+            StoreFault::new("member slow", |lane| self.slow_down(lane)),
             StoreFault::new("all keys flushed", |lane| self.flush(lane)),
         ]
     }

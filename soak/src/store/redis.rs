@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer, Reply};
 
@@ -15,11 +16,13 @@ pub(super) struct Redis {
     proxy: Proxy,
     server: RedisServer,
     settings: ServerSettings,
+    /// By how many milliseconds the server's clock is ahead, if it can be set.
+    ahead: Option<AtomicI64>,
 }
 
 /// Starts a server that has its data after a restart: each change is written before its reply is sent.
-pub(super) fn start(kind: RedisKind) -> io::Result<RedisServer> {
-    let options = RedisOptions::new()
+pub(super) fn start(kind: RedisKind, options: RedisOptions) -> io::Result<RedisServer> {
+    let options = options
         .config("appendonly", ["yes"])
         .config("appendfsync", ["no"])
         .config("appenddirname", [DATA]);
@@ -44,13 +47,29 @@ pub(super) fn keys<'a>(
     Ok(all)
 }
 
+/// Returns by how many milliseconds a clock is set: by less than a ttl, and by more.
+fn step(lane: &mut Lane<'_>) -> i64 {
+    let step = lane.millis(1..10_000).as_millis();
+    i64::try_from(step).unwrap_or_default()
+}
+
 impl Redis {
     pub(super) fn start(kind: RedisKind, settings: ServerSettings) -> io::Result<Self> {
-        let server = start(kind)?;
+        let mut options = RedisOptions::new();
+        // After a step of the clock, the age of a server is wrong, by which `restart_grace` goes.
+        let ahead = match kind.clock_ignored() {
+            None if settings.restart_grace.is_none() => {
+                options = options.settable_clock();
+                Some(AtomicI64::new(0))
+            }
+            _ => None,
+        };
+        let server = start(kind, options)?;
         Ok(Self {
             proxy: Proxy::new(server.addr())?,
             server,
             settings,
+            ahead,
         })
     }
 
@@ -59,6 +78,21 @@ impl Redis {
         remove_data(&self.server)?;
         lane.spell();
         self.server.restart()
+    }
+
+    /// Sets the server's clock forward, which ends leases before their holders' time.
+    fn set_forward(&self, by: i64, lane: &Lane<'_>, ahead: &AtomicI64) -> io::Result<()> {
+        let ahead = ahead.fetch_add(by, Ordering::Relaxed) + by;
+        lane.journal.forget(|| self.server.set_clock(ahead))
+    }
+
+    /// Sets the server's clock back for a while. Meanwhile, it does not end the leases of dead workers.
+    fn set_back(&self, lane: &mut Lane<'_>, ahead: &AtomicI64) -> io::Result<()> {
+        let by = step(lane);
+        self.server.set_clock(ahead.load(Ordering::Relaxed) - by)?;
+        ahead.fetch_sub(by, Ordering::Relaxed);
+        lane.spell();
+        self.set_forward(by, lane, ahead)
     }
 
     fn kill_connections(&self) -> io::Result<()> {
@@ -86,7 +120,7 @@ impl Store for Redis {
     }
 
     fn faults(&self) -> Vec<StoreFault<'_>> {
-        vec![
+        let mut faults = vec![
             StoreFault::new("server stopped", |lane| {
                 self.server.stop()?;
                 lane.spell();
@@ -103,7 +137,19 @@ impl Store for Redis {
                 lane.journal.forget(flush)
             }),
             StoreFault::new("all connections killed", |_| self.kill_connections()),
-        ]
+        ];
+        if let Some(ahead) = &self.ahead {
+            faults.extend([
+                StoreFault::new("clock set forward", |lane| {
+                    let by = step(lane);
+                    self.set_forward(by, lane, ahead)
+                }),
+                StoreFault::new("clock set back for a while", |lane| {
+                    self.set_back(lane, ahead)
+                }),
+            ]);
+        }
+        faults
     }
 
     fn connections(&self) -> io::Result<Vec<String>> {

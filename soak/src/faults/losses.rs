@@ -1,0 +1,82 @@
+//! Losses in a row: an operator takes names from one keeper, one soon after the other.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::clock::{Clock as _, SystemClock};
+use lockkeeper::{LockGuard, LockKeeper};
+
+use super::{Lane, lock};
+
+/// How many names are taken, and how soon one after the other.
+pub(crate) const LOSSES: usize = 30;
+const APART: Duration = Duration::from_millis(60);
+
+/// Long enough that no renewal notices a loss before the store has told of it.
+const KEYS: &str = "ttl=60s&wait=5s";
+
+/// How long a call for a name may take.
+const CALL: Duration = Duration::from_secs(2);
+
+/// Locks names with a keeper of its own, takes them away as an operator does, and notes how soon each guard was told.
+pub(super) fn run(lane: &Lane<'_>, url: &str) -> io::Result<()> {
+    let url = format!("{url}{KEYS}");
+    let open = || match lockkeeper::open(&url) {
+        // A server that was just restarted may not answer yet.
+        Err(error) if error.is_retryable() => Ok(None),
+        opened => opened.map(Some).map_err(io::Error::other),
+    };
+    let (Some(holder), Some(operator)) = (open()?, open()?) else {
+        return Ok(());
+    };
+    // All at once, so that the leases are on many sessions, where a lease is a session's.
+    let acquire = |number| holder.lock(format!("row:{number}")).ok();
+    let guards: Vec<LockGuard> = thread::scope(|scope| {
+        let acquire = &acquire;
+        let threads = (0..LOSSES).map(|number| scope.spawn(move || acquire(number)));
+        let threads: Vec<_> = threads.collect();
+        let guards = threads.into_iter().filter_map(|it| it.join().ok());
+        guards.flatten().collect()
+    });
+    let lost: Vec<_> = guards.iter().map(note_loss).collect();
+    let mut taken = Vec::new();
+    for (guard, lost) in guards.iter().zip(&lost) {
+        let next = Instant::now() + APART;
+        if guard.is_held() && take(&operator, guard) {
+            taken.push((Instant::now(), lost));
+        }
+        if !lane.pause_for(next.saturating_duration_since(Instant::now())) {
+            break;
+        }
+    }
+    for (at, lost) in taken {
+        while lock(lost).is_none() && at.elapsed() < CALL {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let told = lock(lost).unwrap_or_else(Instant::now);
+        lane.journal.told(told.saturating_duration_since(at));
+    }
+    Ok(())
+}
+
+/// Returns the time at which a guard is told of its loss, as soon as there is one.
+fn note_loss(guard: &LockGuard) -> Arc<Mutex<Option<Instant>>> {
+    let lost = Arc::new(Mutex::new(None));
+    let noted = Arc::clone(&lost);
+    guard
+        .lost_signal()
+        .on_lost(move || *lock(&noted) = Some(Instant::now()));
+    lost
+}
+
+/// Takes the name from its holder. Returns false if it is not known whether that was done.
+fn take(operator: &LockKeeper, guard: &LockGuard) -> bool {
+    let deadline = SystemClock.now() + CALL;
+    let taken = operator.admin().and_then(|admin| {
+        let held = admin.held(Some(guard.name()), deadline).ok()?;
+        admin.force_release(held.first()?, deadline).ok()
+    });
+    taken == Some(true)
+}
