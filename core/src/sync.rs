@@ -3,6 +3,7 @@
 
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -32,8 +33,18 @@ pub(crate) fn wait<'a, T>(
     }
 }
 
-/// Runs the user's code. A panic in it goes no further: the engine's own state must not depend on
-/// it, and during another panic it would abort the process.
-pub(crate) fn run_caught(code: impl FnOnce()) {
-    let _ = catch_unwind(AssertUnwindSafe(code));
+/// Runs code of the user or of a backend. Returns `None` if it panicked. The panic goes no further: the engine's own
+/// state must not depend on it, and during another panic it would abort the process.
+#[inline(always)] // As what calls it: see `release.rs`.
+pub(crate) fn run_caught<T>(code: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(code)).map_err(discard).ok()
+}
+
+/// Drops what a panic carried. That runs the user's code again.
+#[cold]
+fn discard(payload: Box<dyn Any + Send>) {
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        // Its drop could go on like that.
+        std::mem::forget(another);
+    }
 }

@@ -1,5 +1,6 @@
 //! Losses: when a guard is lost, and how that is reported.
 
+use std::panic::resume_unwind;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -152,6 +153,39 @@ fn panic_in_the_drop_of_a_callback_does_no_harm() {
     let bomb = Bomb;
     guard.lost_signal().on_lost(move || drop(bomb));
     assert_eq!(guard.release().unwrap(), Released::AlreadyLost);
+}
+
+/// The payload of a panic. Its drop panics with another one.
+struct Endless;
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        // Unlike `panic!`, this prints nothing.
+        resume_unwind(Box::new(Endless));
+    }
+}
+
+/// There are four threads at most.
+#[test]
+fn panics_whose_payload_panics_end_no_thread_of_the_keeper() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    let ends = |name: &str| {
+        store.renewals(name, Renewals::Lost);
+        store.next_renewal(name);
+    };
+    let guards = ["a", "b", "c", "d", "e"].map(|name| keeper.lock(name).unwrap());
+    for guard in &guards[..4] {
+        let panics = || resume_unwind(Box::new(Endless));
+        guard.lost_signal().on_lost(panics);
+        ends(guard.name().as_str());
+        eventually("it is lost", || !guard.is_held());
+    }
+    let (sender, called) = mpsc::channel();
+    let last = guards[4].lost_signal();
+    last.on_lost(move || sender.send(()).unwrap());
+    ends("e");
+    called.recv_timeout(LIMIT).unwrap();
 }
 
 #[test]
