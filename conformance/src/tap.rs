@@ -39,6 +39,8 @@ pub(crate) enum Fault {
 #[derive(Debug)]
 pub(crate) struct Tap {
     inner: Arc<dyn LockProvider>,
+    /// How many operations it takes in one call.
+    batch: usize,
     record: Mutex<Record>,
     /// Notified when the fault changes.
     fault_changed: Condvar,
@@ -57,9 +59,16 @@ struct Record {
 }
 
 impl Tap {
+    /// Makes a tap through which nothing travels together: a fault is of one operation.
     pub(crate) fn on(inner: Arc<dyn LockProvider>) -> Arc<Self> {
+        Self::with_batch(inner, 1)
+    }
+
+    /// Makes a tap that takes several operations in one call, whether the store does or not.
+    pub(crate) fn with_batch(inner: Arc<dyn LockProvider>, batch: usize) -> Arc<Self> {
         Arc::new(Self {
             inner,
+            batch,
             record: Mutex::default(),
             fault_changed: Condvar::new(),
         })
@@ -132,9 +141,8 @@ impl StoreInfo for Tap {
         self.inner.location()
     }
 
-    /// Returns those of the store, except that nothing travels together: a fault is of one operation.
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities().with_batch(1)
+        self.inner.capabilities().with_batch(self.batch)
     }
 
     fn usage(&self) -> Option<Usage> {

@@ -52,15 +52,16 @@ use crate::provider::{
 ///   busy; a notified waiter that does not come delays the others for a short time only.
 /// - **Nothing stays behind** after an acquisition that was not granted: no waiter's entry, no
 ///   connection, no thread.
-/// - **No panic, no call without an end.** Every call returns by its deadline, plus the time of one
-///   attempt if the deadline has passed already.
+/// - **No panic, no call without an end.** Every call returns by its deadline, and
+///   [`acquire`](Self::acquire) by [`AcquireRequest::end`], whatever the server does.
 ///
 /// The suite of `lockkeeper-conformance` tests each of these.
 pub trait Backend: StoreInfo {
     /// What this backend remembers of one grant: plain data, such as the key and the owner.
     type Lease: fmt::Debug + Send + 'static;
 
-    /// Acquires a name, and waits for it no longer than [`AcquireRequest::deadline`].
+    /// Acquires a name, and waits for it no longer than [`AcquireRequest::deadline`]. The call returns by
+    /// [`AcquireRequest::end`].
     ///
     /// `Ok(None)` means that another holder was seen until the wait was over, or that the request
     /// was cancelled: the engine checks the token itself. Before it starts to wait, and before it
@@ -74,9 +75,9 @@ pub trait Backend: StoreInfo {
 
     /// Frees what an unanswered attempt of `request` may have been granted.
     ///
-    /// The engine calls it when an acquisition ends without a grant after
-    /// [`ErrorKind::Unknown`]. It takes little time and reports nothing: the ttl frees the name where
-    /// it fails. The default does nothing.
+    /// A thread of the keeper calls it after an acquisition that ended without a grant and with
+    /// [`ErrorKind::Unknown`]; the process requests the name again after that. The call returns by
+    /// [`AcquireRequest::end`] and reports nothing: the ttl frees the name where it fails. The default does nothing.
     fn abandon(&self, request: &AcquireRequest<'_>) {
         let _ = request;
     }
@@ -129,7 +130,7 @@ pub trait Backend: StoreInfo {
     ///
     /// # Errors
     /// The outcome is unknown; the engine asks again while time is left, and the store frees the name
-    /// by itself after ttl. The call returns by `deadline`, plus the time of one attempt if that has passed already.
+    /// by itself after ttl. The call returns by `deadline`.
     fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error>;
 
     /// Takes what has a keeper verify its leases, once for each keeper that is opened on this provider.

@@ -23,6 +23,10 @@ use crate::name::LockName;
 use crate::proof::Proof;
 use crate::transaction_lock::TransactionLockSql;
 
+/// The longest that a call of the user takes beyond its deadline: an acquisition ends 100 ms behind it at the latest,
+/// and threads have to be woken.
+pub(crate) const GRACE: Duration = Duration::from_millis(80);
+
 /// What a store says of itself, to the engine and to people.
 pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
     /// Returns the store's short name, for errors and observers: `"sqlite"`.
@@ -249,6 +253,8 @@ pub struct AcquireRequest<'a> {
     pub(crate) proposed_epoch: Option<u64>,
     pub(crate) ttl: Duration,
     pub(crate) deadline: Option<HostInstant>,
+    /// See [`end`](Self::end).
+    pub(crate) end: HostInstant,
     pub(crate) started: Cell<HostInstant>,
     pub(crate) owner: Cell<Option<Owner>>,
     pub(crate) is_retry: Cell<bool>,
@@ -270,6 +276,7 @@ impl<'a> AcquireRequest<'a> {
             proposed_epoch: None,
             ttl,
             deadline: None,
+            end: HostInstant::NEVER,
             started: Cell::new(clock.now()),
             owner: Cell::new(None),
             is_retry: Cell::new(false),
@@ -340,6 +347,23 @@ impl<'a> AcquireRequest<'a> {
     /// [`HostInstant::NEVER`] a wait without an end.
     pub fn deadline(&self) -> Option<HostInstant> {
         self.deadline
+    }
+
+    /// Has the call return by `end`.
+    #[must_use]
+    pub fn ending_at(mut self, end: HostInstant) -> Self {
+        self.end = end;
+        self
+    }
+
+    /// Returns the time by which the call returns, whatever the store does. This is the one bound of all that is
+    /// asked for an acquisition: each attempt, its repetition after a lost reply, and the confirmation of its grant.
+    ///
+    /// It is 80 ms behind the [`deadline`](Self::deadline), so that the store can still answer the last attempt. For
+    /// a single attempt, it is [`Capabilities::attempt_limit`](crate::Capabilities::attempt_limit) behind the start.
+    /// The engine waits no longer: what comes later is given back by the keeper's threads.
+    pub fn end(&self) -> HostInstant {
+        self.end
     }
 
     /// Returns the owner of this request, which is the same for every attempt.

@@ -191,12 +191,14 @@ pub(crate) static TABLE: &[Case] = table! {
         many_permits_are_held_at_once,
         waiters_get_the_permits_that_end,
         another_limit_is_a_mismatch_while_permits_are_held,
+        mismatch_of_one_thread_is_not_told_to_another,
         another_limit_is_a_mismatch_behind_waiters,
         permits_and_the_lock_of_a_name_are_separate;
     rule_17_several:
         several_names_are_held_and_released_together,
         name_that_is_held_leaves_none_of_them_locked,
         wait_for_several_names_ends_at_one_deadline,
+        set_without_a_reply_waits_once,
         overlapping_sets_are_granted_to_crowds;
     rule_17_admin:
         forced_release_ends_one_lease_of_a_name,

@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 use lockkeeper_core::{ErrorKind, LockKeeper, Mode, Permit, Released};
 
 use crate::modes::{is_busy_in, semaphore, take_permit, take_shared};
 use crate::recorder::Event;
-use crate::rig::{Outcome, Rig, is_busy, take};
+use crate::rig::{Outcome, Rig, build, is_busy, take};
+use crate::tap::Fault;
 
 const FIVE: Mode = Mode::Permit { limit: 5 };
 
@@ -158,6 +160,26 @@ pub(super) fn another_limit_is_a_mismatch_while_permits_are_held(rig: &Rig<'_>) 
     release(second);
     release(take_permit(&other, "a", 3));
     release(take_permit(&holder, "a", 1));
+    rig.nothing_left();
+    Ok(())
+}
+
+/// The attempt comes while the store answers another thread of the keeper, which asks for another limit.
+pub(super) fn mismatch_of_one_thread_is_not_told_to_another(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(FIVE)?;
+    let held = take_permit(&rig.keeper(), "a", 2);
+    let (builder, tap) = rig.tapped();
+    let keeper = build(builder);
+    tap.set(Fault::Late(Duration::from_millis(100)));
+    thread::scope(|scope| {
+        let refused = scope.spawn(|| assert_mismatch(&keeper, 3));
+        rig.until("the store is asked", || !tap.owners().is_empty());
+        let permit = semaphore(&keeper, "a", 2).try_acquire();
+        let permit = permit.expect("no permit of another limit is held");
+        drop(permit.expect("the second permit is free"));
+        refused.join().expect("it is refused");
+    });
+    release(held);
     rig.nothing_left();
     Ok(())
 }

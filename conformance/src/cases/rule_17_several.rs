@@ -1,12 +1,14 @@
 //! Rule 17: several names are locked together, all or none.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{ErrorKind, LockKeeper, Released, Wait};
 
 use crate::rig::{Outcome, Rig, build, is_busy, take};
+use crate::tap::{Fault, Tap};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -69,6 +71,27 @@ pub(super) fn wait_for_several_names_ends_at_one_deadline(rig: &Rig<'_>) -> Outc
     let keeper = rig.builder().wait(Wait::AtMost(wait));
     let refused = build(keeper).lock_all(NAMES).expect_err("it is held");
     assert_eq!(refused.kind(), ErrorKind::TimedOut);
+    Ok(())
+}
+
+/// The names are free, and the store answers neither the batch nor a request behind it.
+pub(super) fn set_without_a_reply_waits_once(rig: &Rig<'_>) -> Outcome {
+    let wait = Duration::from_millis(600);
+    let tap = Tap::with_batch(rig.provider(), NAMES.len());
+    let keeper = build(rig.builder_on(Arc::clone(&tap) as _));
+    tap.set(Fault::NoReply(wait));
+    // A busy machine makes some of the waits longer.
+    let is_in_time = (0..10).any(|_| {
+        let began = Instant::now();
+        let error = keeper.try_lock_all_for(NAMES, wait);
+        let error = error.expect_err("the store does not reply");
+        assert!(error.is_retryable(), "{error:?}");
+        began.elapsed() < wait * 3 / 2
+    });
+    assert!(is_in_time, "each wait of {wait:?} was longer by a half");
+    tap.set(Fault::None);
+    drop(keeper.lock_all(NAMES).expect("the store is back"));
+    rig.nothing_left();
     Ok(())
 }
 

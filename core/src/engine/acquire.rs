@@ -11,9 +11,10 @@ use crate::error::{Error, ErrorKind};
 use crate::mode::limit_mismatch;
 use crate::name::LockName;
 use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
-use crate::provider::AcquireRequest;
+use crate::provider::{AcquireRequest, GRACE};
 use crate::timer::MAX_SLEEP;
 
+use super::Engine;
 use super::backoff::Limits;
 use super::group::Alone;
 use super::hold::acquired::Acquired;
@@ -22,7 +23,6 @@ use super::queue::{Entered, Key};
 use super::report::AcquisitionReport;
 use super::retry::Retry;
 use super::waiter::{Given, Unserved, WaitKind, Waiter};
-use super::{ATTEMPT_LIMIT, Engine};
 
 /// One call of [`Engine::acquire`].
 pub(super) struct Acquisition<'a, 'e> {
@@ -56,7 +56,38 @@ impl Engine {
         options: &AcquireOptions,
     ) -> Result<Option<Acquired>, Error> {
         let began = self.clock.now();
-        let wait = options.wait.unwrap_or(self.settings.wait);
+        self.acquire_until(name, options, self.deadline(options, began), began)
+    }
+
+    /// Returns the deadline of an acquisition that began at `began`: see [`AcquireRequest::deadline`].
+    pub(super) fn deadline(
+        &self,
+        options: &AcquireOptions,
+        began: HostInstant,
+    ) -> Option<HostInstant> {
+        match options.wait.unwrap_or(self.settings.wait) {
+            Wait::AtMost(Duration::ZERO) => None,
+            Wait::AtMost(wait) => Some(began + wait),
+            Wait::Forever => Some(HostInstant::NEVER),
+        }
+    }
+
+    /// Returns the end of an acquisition: see [`AcquireRequest::end`].
+    pub(super) fn end_of(&self, deadline: Option<HostInstant>, began: HostInstant) -> HostInstant {
+        match deadline {
+            None => began + self.capabilities.attempt_limit(),
+            Some(deadline) => deadline + GRACE,
+        }
+    }
+
+    /// Acquires a name until this deadline, whatever the options say of the wait.
+    pub(super) fn acquire_until(
+        self: &Arc<Self>,
+        name: &LockName,
+        options: &AcquireOptions,
+        deadline: Option<HostInstant>,
+        began: HostInstant,
+    ) -> Result<Option<Acquired>, Error> {
         let outage = options.outage.unwrap_or(self.settings.outage);
         let terms = self.terms(options);
         options
@@ -76,8 +107,8 @@ impl Engine {
         let own = options.cancel.as_ref();
         let own = own.map(|own| own.with_parent(&closing.token));
         let token = own.as_ref().unwrap_or(&closing.child);
-        let kind = match (wait, outage) {
-            (Wait::AtMost(Duration::ZERO), _) => WaitKind::SingleAttempt,
+        let kind = match (deadline, outage) {
+            (None, _) => WaitKind::SingleAttempt,
             (_, Outage::Fail) => WaitKind::UntilFailure,
             (_, Outage::Wait) => WaitKind::ThroughOutages,
         };
@@ -117,11 +148,8 @@ impl Engine {
                 mode: terms.mode,
                 proposed_epoch: None,
                 ttl: terms.policy.ttl(),
-                deadline: match wait {
-                    Wait::AtMost(Duration::ZERO) => None,
-                    Wait::AtMost(wait) => Some(began + wait),
-                    Wait::Forever => Some(HostInstant::NEVER),
-                },
+                deadline,
+                end: self.end_of(deadline, began),
                 started: Cell::new(began),
                 owner: Cell::new(None),
                 is_retry: Cell::new(false),
@@ -201,8 +229,7 @@ impl Acquisition<'_, '_> {
             let waiter = Arc::clone(waiter);
             token.on_cancel(move || waiter.unpark())
         });
-        let deadline = request.deadline;
-        let deadline = deadline.unwrap_or(request.started() + ATTEMPT_LIMIT);
+        let deadline = request.deadline.unwrap_or(request.end());
         let is_bounded = deadline != HostInstant::NEVER;
         let _waiting = is_bounded.then(|| engine.count_waiting(request.started()));
         let given = loop {

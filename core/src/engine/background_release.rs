@@ -12,12 +12,13 @@ use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::provider::{ErasedLease, Released};
-use crate::sync::{lock, wait};
+use crate::sync::{lock, run_caught, wait};
 use crate::timer::spawn;
 
 use super::Engine;
 use super::backoff::Limits;
 use super::batch::Entry;
+use super::exchange::Attempt;
 use super::group::{Leases, LeftLease};
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
@@ -38,6 +39,13 @@ pub(crate) struct DroppedGuard {
     pub(super) ending: Ending,
     /// The error of a release whose reply was lost.
     pub(super) lost_reply: Option<Error>,
+}
+
+/// What a thread of the keeper gives back to the store.
+enum Pending {
+    Lease(PendingRelease),
+    /// What an attempt without a reply may have been granted. No thread of this process requests its name meanwhile.
+    Attempt(Attempt),
 }
 
 /// A lease that a thread of the keeper releases.
@@ -71,7 +79,7 @@ pub(crate) struct BackgroundReleases {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<PendingRelease>,
+    queue: VecDeque<Pending>,
     threads: usize,
     /// The number of releases that are queued, under way, or wait for a renewal to return.
     pending: usize,
@@ -135,7 +143,7 @@ impl BackgroundReleases {
     }
 
     /// Returns the next release. `None` ends the calling thread.
-    fn next(&self) -> Option<PendingRelease> {
+    fn next(&self) -> Option<Pending> {
         let mut state = lock(&self.state);
         let next = state.queue.pop_front();
         state.threads -= usize::from(next.is_none());
@@ -163,11 +171,11 @@ impl Engine {
             },
         };
         match lease {
-            Some(lease) => self.start_release(PendingRelease {
+            Some(lease) => self.start_release(Pending::Lease(PendingRelease {
                 lease,
                 until: self.clock.now() + hold.policy.ttl(),
                 guard: Some(guard),
-            }),
+            })),
             None => {
                 self.end_dropped(&guard, Ok(Released::AlreadyLost));
                 self.background_releases.finish();
@@ -179,15 +187,29 @@ impl Engine {
     pub(super) fn release_unwanted(self: &Arc<Self>, unwanted: Unwanted, ttl: Duration) {
         // A guard that was dropped has been counted. Without one, the ttl frees the name at the latest.
         if unwanted.guard.is_some() || self.background_releases.begin() {
-            self.start_release(PendingRelease {
+            self.start_release(Pending::Lease(PendingRelease {
                 lease: unwanted.lease,
                 until: self.clock.now() + ttl,
                 guard: unwanted.guard,
-            });
+            }));
         }
     }
 
-    fn start_release(self: &Arc<Self>, release: PendingRelease) {
+    /// Frees what the head's attempt may have been granted. Then the next thread may request the name.
+    pub(super) fn abandon_later(
+        self: &Arc<Self>,
+        key: Key<'_>,
+        store_error: Option<Error>,
+        attempt: Attempt,
+    ) {
+        if !self.background_releases.begin() {
+            return self.queue.pass(key, store_error);
+        }
+        self.queue.keep(key, store_error);
+        self.start_release(Pending::Attempt(attempt));
+    }
+
+    fn start_release(self: &Arc<Self>, release: Pending) {
         let mut state = lock(&self.background_releases.state);
         state.queue.push_back(release);
         if state.threads >= MAX_THREADS {
@@ -209,8 +231,11 @@ impl Engine {
         }
         let unserved = std::mem::take(&mut state.queue);
         drop(state);
-        for release in unserved {
-            self.end_release(release.guard, Err(error.clone()));
+        for pending in unserved {
+            match pending {
+                Pending::Lease(release) => self.end_release(release.guard, Err(error.clone())),
+                Pending::Attempt(attempt) => self.end_abandoned(&attempt),
+            }
         }
     }
 
@@ -233,7 +258,15 @@ impl Engine {
 
     /// Finishes releases until none is left.
     fn finish_releases(self: &Arc<Self>) {
-        while let Some(release) = self.background_releases.next() {
+        while let Some(pending) = self.background_releases.next() {
+            let release = match pending {
+                Pending::Lease(release) => release,
+                Pending::Attempt(attempt) => {
+                    run_caught(|| self.provider.abandon(&attempt.request(&*self.clock)));
+                    self.end_abandoned(&attempt);
+                    continue;
+                }
+            };
             let hold = release.hold_of_name();
             let PendingRelease {
                 lease,
@@ -245,6 +278,12 @@ impl Engine {
                 self.end_release(guard, answer);
             }
         }
+    }
+
+    fn end_abandoned(&self, attempt: &Attempt) {
+        self.queue.released(Key::new(&attempt.name, attempt.mode));
+        self.closing.notify();
+        self.background_releases.finish();
     }
 
     pub(super) fn end_release(

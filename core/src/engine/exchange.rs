@@ -1,14 +1,14 @@
 //! One call of a provider with several operations, each with an answer.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use crate::batch::{AttemptRequest, Operation, ReleaseRequest, RenewRequest};
-use crate::clock::HostInstant;
+use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::provider::{AcquireRequest, ErasedLease, Grant, Owner, Released, Renewal};
+use crate::sync::run_caught;
 
 use super::Engine;
 
@@ -21,6 +21,30 @@ pub(super) struct Attempt {
     pub(super) is_retry: bool,
     /// The end of the wait for the answer.
     pub(super) deadline: HostInstant,
+}
+
+impl Attempt {
+    /// Returns the attempt of a request as it is now, with an end of its own.
+    pub(super) fn of(request: &AcquireRequest<'_>, deadline: HostInstant) -> Self {
+        Self {
+            name: request.name.clone(),
+            mode: request.mode,
+            ttl: request.ttl,
+            owner: request.owner(),
+            is_retry: request.is_retry(),
+            deadline,
+        }
+    }
+
+    /// Returns the request of this attempt.
+    pub(super) fn request<'a>(&'a self, clock: &'a dyn Clock) -> AcquireRequest<'a> {
+        let request = AcquireRequest::attempt(&self.name, self.ttl, clock)
+            .with_mode(self.mode)
+            .ending_at(self.deadline);
+        request.owner.set(Some(self.owner));
+        request.is_retry.set(self.is_retry);
+        request
+    }
 }
 
 /// A renewal or a release. It owns the lease, since its caller may stop waiting.
@@ -49,13 +73,7 @@ impl Engine {
         attempts: &[Attempt],
         asks: &mut [LeaseAsk],
     ) -> (Vec<AttemptAnswer>, Vec<LeaseAnswer>) {
-        let requests = attempts.iter().map(|attempt| {
-            let request = AcquireRequest::attempt(&attempt.name, attempt.ttl, &*self.clock)
-                .with_mode(attempt.mode);
-            request.owner.set(Some(attempt.owner));
-            request.is_retry.set(attempt.is_retry);
-            request
-        });
+        let requests = attempts.iter().map(|it| it.request(&*self.clock));
         let requests: Vec<_> = requests.collect();
         let attempts = attempts.iter().zip(&requests).map(|(attempt, request)| {
             Operation::Acquire(AttemptRequest {
@@ -79,10 +97,9 @@ impl Engine {
         });
         let mut batch: Vec<_> = attempts.chain(asks).collect();
         // The keeper's own threads come through here, which a backend's panic must not end.
-        let result = catch_unwind(AssertUnwindSafe(|| self.provider.batch(&mut batch)));
-        let no_answer = match result {
-            Ok(()) => "the backend gave no answer",
-            Err(_) => "the backend panicked while it was asked",
+        let no_answer = match run_caught(|| self.provider.batch(&mut batch)) {
+            Some(()) => "the backend gave no answer",
+            None => "the backend panicked while it was asked",
         };
         let no_answer = || Error::new(ErrorKind::Unknown, no_answer);
         let (mut granted, mut held) = (Vec::new(), Vec::new());

@@ -5,7 +5,6 @@
 //! leaves, and what comes back for it is released. All that is so for each part of the store by itself.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +13,7 @@ use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
+use crate::sync::run_caught;
 use crate::timer::MAX_SLEEP;
 use crate::workers::MAX_QUEUED;
 
@@ -24,10 +24,6 @@ use super::exchange::{Attempt, AttemptAnswer, LeaseAnswer, LeaseAsk, LeaseVerb};
 use super::hold::Hold;
 use super::hold::lease::{Asked, Unwanted};
 use super::release_lease::found_after;
-
-/// The shortest time for an attempt whose caller waits, also if less is left: some round trips of a busy
-/// machine.
-const LEAST_ATTEMPT_TIME: Duration = Duration::from_millis(500);
 
 /// The attempts and the questions about leases that travel together.
 pub(super) type Requests = Batches<Attempts, Leases>;
@@ -59,6 +55,8 @@ pub(super) enum LeftLease {
     },
     /// It comes back to its hold.
     Renewal { hold: Arc<Hold>, asked: Asked },
+    /// It was to confirm a grant, and the lease is released.
+    Confirmation { ttl: Duration },
 }
 
 /// The answer about a lease.
@@ -108,38 +106,16 @@ impl Engine {
         request: &AcquireRequest<'_>,
         part: usize,
     ) -> Result<Option<Grant<ErasedLease>>, Error> {
-        let until = self.end_of_attempt(request);
-        let queued = self.attempt_of(request, part, until);
+        let queued = self.attempt_of(request, part);
         let requests = &self.parts.get(part).requests;
         let under_way = requests.push_first(slice::from_ref(&queued.entry));
         queued.number.set(self.follow(part, under_way));
-        self.wait_for_grant(request, &queued, until)
-    }
-
-    /// Returns the end of the wait for the answer to an attempt.
-    pub(super) fn end_of_attempt(&self, request: &AcquireRequest<'_>) -> HostInstant {
-        match request.deadline {
-            None => request.started() + self.capabilities.attempt_limit(),
-            Some(deadline) => deadline.max(request.now() + LEAST_ATTEMPT_TIME),
-        }
+        self.wait_for_grant(request, &queued)
     }
 
     /// Returns an attempt that is to go with a batch.
-    pub(super) fn attempt_of(
-        &self,
-        request: &AcquireRequest<'_>,
-        part: usize,
-        until: HostInstant,
-    ) -> Queued<Attempts> {
-        let attempt = Attempt {
-            name: request.name.clone(),
-            mode: request.mode,
-            ttl: request.ttl,
-            owner: request.owner(),
-            is_retry: request.is_retry(),
-            deadline: until,
-        };
-        self.queued(part, attempt)
+    pub(super) fn attempt_of(&self, request: &AcquireRequest<'_>, part: usize) -> Queued<Attempts> {
+        self.queued(part, Attempt::of(request, request.end()))
     }
 
     fn queued<K: Kind>(&self, part: usize, ask: K::Ask) -> Queued<K> {
@@ -177,10 +153,9 @@ impl Engine {
         self: &Arc<Self>,
         request: &AcquireRequest<'_>,
         queued: &Queued<Attempts>,
-        until: HostInstant,
     ) -> AttemptAnswer {
         let entry = &queued.entry;
-        match self.wait_for_reply(queued, until, request.cancel) {
+        match self.wait_for_reply(queued, request.end(), request.cancel) {
             Waited::Answered(answer) => answer,
             Waited::NotSent(_) if request.is_cancelled() => Ok(None),
             Waited::NotSent(_) => Err(not_sent()),
@@ -201,7 +176,7 @@ impl Engine {
             self.end_alone(&alone);
             return LeaseReply::Answered(ask.lease, answer);
         }
-        self.ask_in_batch(ask)
+        self.ask_in_batch(ask, None)
     }
 
     /// Asks the store about a lease, in a request of its own.
@@ -211,8 +186,8 @@ impl Engine {
         match ask.verb {
             LeaseVerb::Renew { ttl } => {
                 // The caller has the lease only lent from its hold, which would wait for it for ever.
-                let renew = AssertUnwindSafe(|| self.provider.renew(lease, ttl, deadline));
-                let answer = catch_unwind(renew).unwrap_or_else(|_| {
+                let answer = run_caught(|| self.provider.renew(lease, ttl, deadline));
+                let answer = answer.unwrap_or_else(|| {
                     let text = "the backend panicked while it renewed the lease";
                     Err(Error::new(ErrorKind::Unknown, text))
                 });
@@ -225,13 +200,18 @@ impl Engine {
         }
     }
 
-    fn ask_in_batch(self: &Arc<Self>, ask: LeaseAsk) -> LeaseReply {
+    /// Has the keeper's threads ask the store about a lease, and waits for the answer until the deadline or a cancel.
+    pub(super) fn ask_in_batch(
+        self: &Arc<Self>,
+        ask: LeaseAsk,
+        cancel: Option<&CancelToken>,
+    ) -> LeaseReply {
         let (part, deadline) = (ask.lease.part, ask.deadline);
         let queued = self.queued::<Leases>(part, ask);
         let requests = &self.parts.get(part).requests;
         let under_way = requests.push_second(slice::from_ref(&queued.entry));
         queued.number.set(self.follow(part, under_way));
-        self.wait_for_lease(queued, deadline)
+        self.wait_for_lease(queued, deadline, cancel)
     }
 
     /// Asks the store about several leases in one batch for each part, and waits for the answers until the deadline.
@@ -247,7 +227,7 @@ impl Engine {
         let all: Vec<_> = queued.iter().collect();
         self.send_together(&all, Requests::push_second);
         let queued = queued.into_iter();
-        queued.map(move |queued| self.wait_for_lease(queued, deadline))
+        queued.map(move |queued| self.wait_for_lease(queued, deadline, None))
     }
 
     /// Waits for the answer about a lease that goes with a batch.
@@ -255,8 +235,9 @@ impl Engine {
         self: &Arc<Self>,
         queued: Queued<Leases>,
         deadline: HostInstant,
+        cancel: Option<&CancelToken>,
     ) -> LeaseReply {
-        match self.wait_for_reply(&queued, deadline, None) {
+        match self.wait_for_reply(&queued, deadline, cancel) {
             Waited::Answered((lease, answer)) => LeaseReply::Answered(lease, answer),
             Waited::NotSent(ask) => LeaseReply::Answered(ask.lease, Err(not_sent())),
             Waited::Sent => LeaseReply::UnderWay(queued.entry),
@@ -396,6 +377,11 @@ impl Engine {
         match left {
             LeftLease::Renewal { hold, asked } => {
                 self.apply_renewal(&hold, lease, &answer.map(renewal), &asked);
+            }
+            // The store has ended the lease by itself.
+            LeftLease::Confirmation { .. } if matches!(answer, Ok(false)) => {}
+            LeftLease::Confirmation { ttl } => {
+                self.release_unwanted(Unwanted { lease, guard: None }, ttl);
             }
             LeftLease::Release { ttl, guard } => match (answer, guard) {
                 (Ok(was_held), Some(guard)) => {

@@ -1,39 +1,36 @@
 //! Acquiring a name from the store, as the head of its wait queue.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::options::LeaseTerms;
-use crate::provider::{AcquireRequest, ErasedLease, Grant, Renewal};
+use crate::provider::{AcquireRequest, ErasedLease, Grant};
 use crate::token::FencingToken;
 
-use super::Engine;
 use super::acquire::Acquisition;
+use super::exchange::{Attempt, LeaseAsk, LeaseVerb};
+use super::group::{LeaseReply, LeftLease, unanswered};
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
 use super::queue::Key;
 use super::waiter::WaitKind;
-
-/// The longest that the confirmation of an old grant may outlast the wait: some round trips of a busy
-/// machine.
-const CONFIRM_LIMIT: Duration = Duration::from_secs(1);
+use super::{ATTEMPT_LIMIT, Engine};
 
 impl Acquisition<'_, '_> {
     /// Acquires the name from the store as the head of its queue.
     pub(super) fn acquire_as_head(&self) -> Result<Option<Acquired>, Error> {
-        let permit = HeadPermit::new(self.engine, self.key);
-        permit.end(self.acquire_from_store())
+        let mut permit = HeadPermit::new(self.engine, self.key);
+        let answer = self.acquire_from_store(&mut permit);
+        permit.end(answer)
     }
 
-    fn acquire_from_store(&self) -> Result<Option<Arc<Hold>>, Error> {
+    fn acquire_from_store(&self, permit: &mut HeadPermit<'_>) -> Result<Option<Arc<Hold>>, Error> {
         let (engine, request) = (self.engine, &self.request);
         if request.is_cancelled() {
             return Err(engine.cancelled());
         }
-        let deadline = request.deadline;
-        let until = deadline.unwrap_or(request.started() + engine.capabilities.attempt_limit());
+        let until = request.deadline.unwrap_or(request.end());
         self.retry.borrow_mut().begin(until, request.started());
         let result = self.ask();
         let is_reply_lost = self.retry.borrow_mut().end();
@@ -45,7 +42,7 @@ impl Acquisition<'_, '_> {
             Err(_) => true,
         };
         if is_over && is_reply_lost {
-            engine.provider.abandon(request);
+            permit.abandon(request);
         }
         match result {
             Ok(None) | Err(_) if is_cancelled => Err(engine.cancelled()),
@@ -117,16 +114,18 @@ impl Engine {
     /// Makes a hold of a grant. `None` if the lease had ended before its grant was seen.
     #[inline(always)] // As in `release.rs`.
     pub(super) fn confirm_grant(
-        &self,
+        self: &Arc<Self>,
         request: &AcquireRequest<'_>,
         terms: LeaseTerms,
         mut grant: Grant<ErasedLease>,
     ) -> Result<Option<Arc<Hold>>, Error> {
         let margin = self.margin(request.ttl);
         let first_token = match FencingToken::first(grant.epoch, self.settings.epoch_offset) {
-            _ if request.is_cancelled() => return Err(self.discard(grant.lease, self.cancelled())),
+            _ if request.is_cancelled() => {
+                return Err(self.give_up(request, grant.lease, self.cancelled()));
+            }
             Ok(token) => token,
-            Err(error) => return Err(self.discard(grant.lease, error)),
+            Err(error) => return Err(self.give_up(request, grant.lease, error)),
         };
         // See `AcquireRequest::started`.
         let mut now = if grant.asked_at == request.started() {
@@ -136,18 +135,30 @@ impl Engine {
         };
         // The store did the waiting, or this process was stopped before it read the reply.
         if now.saturating_since(grant.asked_at) > margin {
+            if now >= request.end() {
+                return Err(self.give_up(request, grant.lease, late()));
+            }
             grant.asked_at = now;
             request.answered_at.set(Some(now));
-            // The caller waits for this answer, too, and not for the rest of a whole lease.
-            let end = request.deadline.unwrap_or(now).max(now) + CONFIRM_LIMIT;
-            let end = end.min(now + request.ttl);
-            match self.provider.renew(&mut grant.lease, request.ttl, end) {
-                Ok(Renewal::Renewed) => {}
-                Ok(Renewal::Lost) => return Ok(None),
-                Err(error) => {
+            let ttl = request.ttl;
+            let ask = LeaseAsk {
+                lease: grant.lease,
+                verb: LeaseVerb::Renew { ttl },
+                deadline: request.end().min(now + ttl),
+            };
+            // The caller leaves at its deadline or a cancel, whatever the store does.
+            match self.ask_in_batch(ask, request.cancel) {
+                LeaseReply::Answered(lease, Ok(true)) => grant.lease = lease,
+                LeaseReply::Answered(_, Ok(false)) => return Ok(None),
+                LeaseReply::Answered(lease, Err(error)) => {
                     // The release may arrive late: it must not meet what a repeated request is granted.
                     request.owner.set(None);
-                    return Err(self.discard(grant.lease, error));
+                    return Err(self.give_up(request, lease, error));
+                }
+                LeaseReply::UnderWay(entry) => {
+                    request.owner.set(None);
+                    self.leave_lease(&entry, LeftLease::Confirmation { ttl });
+                    return Err(unanswered());
                 }
             }
             now = request.now();
@@ -180,6 +191,14 @@ pub(super) fn expired() -> Error {
     )
 }
 
+/// Returns the error of an acquisition that had ended before its grant was seen.
+fn late() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the store granted the lock after the wait was over, so it was given back; wait longer",
+    )
+}
+
 /// Returns whether an attempt that failed with this kind proves that the store can be reached.
 fn is_from_store(kind: ErrorKind) -> bool {
     !matches!(
@@ -193,21 +212,34 @@ fn is_from_store(kind: ErrorKind) -> bool {
 
 /// The right to ask the store for a name. It is passed on also when the provider panics.
 pub(super) struct HeadPermit<'a> {
-    engine: &'a Engine,
+    engine: &'a Arc<Engine>,
     key: Key<'a>,
     /// The number of rounds of verification before the store was asked.
     round: u64,
     /// The error of a store that did not answer.
     store_error: Option<Error>,
+    /// An attempt without a reply, of which nothing may stay behind.
+    abandoned: Option<Attempt>,
 }
 
 impl<'a> HeadPermit<'a> {
-    pub(super) fn new(engine: &'a Engine, key: Key<'a>) -> Self {
+    pub(super) fn new(engine: &'a Arc<Engine>, key: Key<'a>) -> Self {
         Self {
             engine,
             key,
             round: engine.doubts.rounds(),
             store_error: None,
+            abandoned: None,
+        }
+    }
+
+    /// Has a thread of the keeper free what an attempt without a reply may have been granted, before another thread
+    /// of the process asks for the name.
+    pub(super) fn abandon(&mut self, request: &AcquireRequest<'_>) {
+        // Without an owner, what it may have been granted was given up already.
+        if request.owner.get().is_some() {
+            let end = request.now() + ATTEMPT_LIMIT;
+            self.abandoned = Some(Attempt::of(request, end));
         }
     }
 
@@ -224,8 +256,9 @@ impl<'a> HeadPermit<'a> {
             }
             Ok(None) => Ok(None),
             Err(error) => {
-                let is_cancelled = error.kind() == ErrorKind::Cancelled;
-                self.store_error = (!is_cancelled).then(|| error.clone());
+                // The others ask by themselves what the store says to their own requests.
+                let is_news = !is_from_store(error.kind()) && error.kind() != ErrorKind::Cancelled;
+                self.store_error = is_news.then(|| error.clone());
                 Err(error)
             }
         }
@@ -248,6 +281,10 @@ impl<'a> HeadPermit<'a> {
 
 impl Drop for HeadPermit<'_> {
     fn drop(&mut self) {
-        self.engine.queue.pass(self.key, self.store_error.take());
+        let store_error = self.store_error.take();
+        match self.abandoned.take() {
+            Some(attempt) => self.engine.abandon_later(self.key, store_error, attempt),
+            None => self.engine.queue.pass(self.key, store_error),
+        }
     }
 }

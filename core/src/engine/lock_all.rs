@@ -5,12 +5,12 @@
 //! a name is waited for, only those before it are held.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::cancel::CancelToken;
+use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
-use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
+use crate::options::{AcquireOptions, LeaseTerms, Outage};
 use crate::provider::AcquireRequest;
 
 use super::Engine;
@@ -69,18 +69,13 @@ impl Engine {
             .and_then(|()| self.start_timer())
             .map_err(|error| self.located_all(names, error))?;
         let began = self.clock.now();
-        let wait = options.wait.unwrap_or(self.settings.wait);
+        let deadline = self.deadline(options, began);
         let mut taken = Taken::none(self);
         loop {
-            let mut options = options.clone();
-            if let Wait::AtMost(wait) = wait {
-                let waited = self.clock.now().saturating_since(began);
-                options = options.wait(wait.saturating_sub(waited));
-            }
             let rest = names.get(taken.acquired.len()..).unwrap_or_default();
             // In an outage one acquisition asks for all.
             if rest.len() > 1 && self.capabilities.batch() > 1 && !self.outage.is_down() {
-                let (acquired, end) = self.acquire_free(rest, &options);
+                let (acquired, end) = self.acquire_free(rest, options, deadline);
                 taken.acquired.extend(acquired);
                 if let (Some(end), Some(next)) = (end, names.get(taken.acquired.len())) {
                     let report = AcquisitionReport::begin(self, next, options.mode, began);
@@ -95,7 +90,7 @@ impl Engine {
             let Some(next) = names.get(taken.acquired.len()) else {
                 break;
             };
-            match self.acquire(next, &options)? {
+            match self.acquire_until(next, options, deadline, self.clock.now())? {
                 Some(acquired) => taken.acquired.push(acquired),
                 None => return Ok(AcquiredSet::Busy(next)),
             }
@@ -115,6 +110,7 @@ impl Engine {
         self: &Arc<Self>,
         names: &[LockName],
         options: &AcquireOptions,
+        deadline: Option<HostInstant>,
     ) -> (Vec<Acquired>, Option<Option<Error>>) {
         let terms = self.terms(options);
         let closing = &self.closing;
@@ -122,15 +118,14 @@ impl Engine {
         let own = own.map(|own| own.with_parent(&closing.token));
         let token = own.as_ref().unwrap_or(&closing.child);
         let began = self.clock.now();
-        let steps = self.begin(names, terms, options, token);
+        let steps = self.begin(names, terms, deadline, token);
         let (mut taken, mut unwanted) = (Taken::none(self), Taken::none(self));
         let mut refusal = None;
         for step in steps {
             let mut answer = match step {
                 Step::HandedOver(acquired) => Ok(Some(acquired)),
                 Step::Asks(permit, request, queued) => {
-                    let until = self.end_of_attempt(&request);
-                    let answer = self.wait_for_grant(&request, &queued, until);
+                    let answer = self.wait_for_grant(&request, &queued);
                     self.take_grant(permit, &request, terms, answer)
                 }
             };
@@ -152,25 +147,22 @@ impl Engine {
                 Err(error) => refusal = refusal.or(Some(Some(error))),
             }
         }
-        let (wait, outage) = (
-            options.wait.unwrap_or(self.settings.wait),
-            options.outage.unwrap_or(self.settings.outage),
-        );
-        let is_attempt = wait == Wait::AtMost(Duration::ZERO);
+        let outage = options.outage.unwrap_or(self.settings.outage);
+        let is_over = deadline.is_none_or(|at| self.clock.now() >= at);
         // A batch does not wait for a connection; an acquisition of its own may.
         let ends = |refusal: &Option<Error>| match refusal {
             _ if token.is_cancelled() => false,
-            None => is_attempt,
+            None => is_over,
             Some(error) if error.kind() == ErrorKind::PoolExhausted => false,
-            Some(_) => is_attempt || outage == Outage::Fail,
+            Some(_) => is_over || outage == Outage::Fail,
         };
         (std::mem::take(&mut taken.acquired), refusal.filter(ends))
     }
 
     /// Takes the answer to an attempt.
     fn take_grant(
-        &self,
-        permit: HeadPermit<'_>,
+        self: &Arc<Self>,
+        mut permit: HeadPermit<'_>,
         request: &AcquireRequest<'_>,
         terms: LeaseTerms,
         answer: AttemptAnswer,
@@ -189,7 +181,7 @@ impl Engine {
             }
             Err(error) => {
                 if error.kind() == ErrorKind::Unknown {
-                    self.provider.abandon(request);
+                    permit.abandon(request);
                 }
                 Err(error)
             }
@@ -202,10 +194,9 @@ impl Engine {
         self: &'a Arc<Self>,
         names: &'a [LockName],
         terms: LeaseTerms,
-        options: &AcquireOptions,
+        deadline: Option<HostInstant>,
         token: &'a CancelToken,
     ) -> Vec<Step<'a>> {
-        let wait = options.wait.unwrap_or(self.settings.wait);
         let now = self.clock.now();
         let mut steps = Vec::new();
         for name in names {
@@ -219,15 +210,11 @@ impl Engine {
                     let request = AcquireRequest {
                         mode: terms.mode,
                         cancel: Some(token),
-                        deadline: match wait {
-                            Wait::AtMost(Duration::ZERO) => None,
-                            Wait::AtMost(wait) => Some(now + wait),
-                            Wait::Forever => None,
-                        },
+                        deadline,
+                        end: self.end_of(deadline, now),
                         ..AcquireRequest::attempt(name, terms.policy.ttl(), &*self.clock)
                     };
-                    let (part, until) = (self.part_of(&request), self.end_of_attempt(&request));
-                    let queued = self.attempt_of(&request, part, until);
+                    let queued = self.attempt_of(&request, self.part_of(&request));
                     steps.push(Step::Asks(permit, Box::new(request), queued));
                 }
                 Some(Given::Nothing(_)) | None => break,

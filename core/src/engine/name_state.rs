@@ -269,6 +269,12 @@ impl NameState {
         self.head = None;
     }
 
+    /// Records that the head has gone, and that what it may have been granted goes back to the store.
+    pub(super) fn keep(&mut self) {
+        self.head = None;
+        self.releasing += 1;
+    }
+
     /// Records that a lease went back to the store.
     pub(super) fn released(&mut self) {
         self.releasing = self.releasing.saturating_sub(1);

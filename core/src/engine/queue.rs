@@ -178,8 +178,18 @@ impl Queue {
     /// Makes the next waiter the head, after the head got no grant. `store_error` is the error of a
     /// store that did not answer.
     pub(crate) fn pass(&self, key: Key<'_>, store_error: Option<Error>) {
+        self.end_head(key, store_error, NameState::end_head);
+    }
+
+    /// Keeps the name after the head got no grant, as for a release: [`released`](Self::released) makes the next
+    /// waiter the head.
+    pub(crate) fn keep(&self, key: Key<'_>, store_error: Option<Error>) {
+        self.end_head(key, store_error, NameState::keep);
+    }
+
+    fn end_head(&self, key: Key<'_>, store_error: Option<Error>, end: fn(&mut NameState)) {
         self.change(key, |state, served| {
-            state.end_head();
+            end(state);
             if let Some(error) = store_error {
                 let is_attempt = |kind| kind == WaitKind::SingleAttempt;
                 state.end_waits(is_attempt, || Unserved::Failed(error.clone()), served);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
-use crate::provider::{ErasedLease, Released};
+use crate::provider::{ErasedLease, GRACE, Released};
 use crate::sync::run_caught;
 
 use super::Engine;
@@ -22,7 +22,7 @@ use super::release_lease::ReleaseAttempt;
 
 /// The longest that a drop waits for the store. If it also ends the keeper, that takes 20 ms at most
 /// where the store did not answer, so that a drop takes 100 ms.
-pub(super) const DROP_LIMIT: Duration = Duration::from_millis(80);
+pub(super) const DROP_LIMIT: Duration = GRACE;
 
 /// How a guard ended.
 #[derive(Clone, Copy)]

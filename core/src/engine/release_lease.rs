@@ -2,13 +2,12 @@
 //!
 //! What a release and a drop share is always inlined: see `release.rs`.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
-use crate::provider::{ErasedLease, Released};
+use crate::provider::{AcquireRequest, ErasedLease, Released};
 use crate::sync::run_caught;
 
 use super::backoff::Limits;
@@ -16,6 +15,8 @@ use super::batch::Entry;
 use super::exchange::{LeaseAsk, LeaseVerb};
 use super::group::{LeaseReply, Leases, LeftLease, released, unanswered};
 use super::hold::Hold;
+use super::hold::lease::Unwanted;
+use super::release::DROP_LIMIT;
 use super::retry::Retry;
 use super::{ATTEMPT_LIMIT, Engine};
 
@@ -114,9 +115,9 @@ impl Engine {
             deadline,
         };
         // A guard may be dropped while its thread panics; a second panic would abort.
-        match catch_unwind(AssertUnwindSafe(|| self.ask_about(ask))) {
-            Ok(reply) => self.note_release(reply, lost_reply),
-            Err(_) => ReleaseAttempt::Answered(Err(Error::new(
+        match run_caught(|| self.ask_about(ask)) {
+            Some(reply) => self.note_release(reply, lost_reply),
+            None => ReleaseAttempt::Answered(Err(Error::new(
                 ErrorKind::Unknown,
                 "the backend panicked while it released; the store frees the lock after its ttl",
             ))),
@@ -146,11 +147,34 @@ impl Engine {
         }
     }
 
-    /// Releases a lease that no guard has, and returns the reason for that. If the release fails,
-    /// the ttl frees the name.
-    pub(super) fn discard<E>(&self, mut lease: ErasedLease, reason: E) -> E {
-        let deadline = self.clock.now() + RELEASE_LIMIT;
-        run_caught(|| drop(self.provider.release(&mut lease, deadline)));
+    /// Releases a lease that no guard gets, and returns the reason for that. The caller waits for the answer until the
+    /// end of its request, and after a cancel as long as a drop does; then the keeper's threads finish it.
+    pub(super) fn give_up(
+        self: &Arc<Self>,
+        request: &AcquireRequest<'_>,
+        lease: ErasedLease,
+        reason: Error,
+    ) -> Error {
+        let now = request.now();
+        let limit = match request.is_cancelled() {
+            true => DROP_LIMIT,
+            false => RELEASE_LIMIT,
+        };
+        let ask = LeaseAsk {
+            lease,
+            verb: LeaseVerb::Release,
+            deadline: request.end().min(now + limit),
+        };
+        let (ttl, guard) = (request.ttl, None);
+        match self.ask_in_batch(ask, None) {
+            LeaseReply::Answered(_, Ok(_)) => {}
+            LeaseReply::Answered(lease, Err(_)) => {
+                self.release_unwanted(Unwanted { lease, guard }, ttl);
+            }
+            LeaseReply::UnderWay(entry) => {
+                self.leave_lease(&entry, LeftLease::Release { ttl, guard });
+            }
+        }
         reason
     }
 }

@@ -12,7 +12,8 @@ use crate::scripted_store::{SECOND, ScriptedStore, eventually};
 fn ask_without_answer(store: &Arc<ScriptedStore>, keeper: &LockKeeper) -> thread::JoinHandle<()> {
     store.grants(Grants::Silent);
     let asking = keeper.clone();
-    let thread = thread::spawn(move || drop(asking.lock("alone").unwrap()));
+    let wait = 60 * SECOND;
+    let thread = thread::spawn(move || drop(asking.try_lock_for("alone", wait).unwrap().unwrap()));
     store.wait_for("alone", "acquire", 1);
     thread
 }

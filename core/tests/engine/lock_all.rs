@@ -99,6 +99,22 @@ fn wait_for_later_names_takes_what_is_left_of_the_one_wait() {
 }
 
 #[test]
+fn batch_without_a_reply_takes_no_second_wait() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    store.grants(Grants::Silent);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.try_lock_all_for(["a", "b"], 3 * SECOND));
+        store.wait_for("a", "acquire", 1);
+        store.clock.advance(4 * SECOND);
+        let ended = waiting.join().unwrap();
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::Unknown);
+        assert_eq!(store.count("a", "acquire"), 1);
+        store.grants(Grants::Work);
+    });
+}
+
+#[test]
 fn one_name_that_is_held_leaves_none_locked() {
     for store in [ScriptedStore::new(), ScriptedStore::with_batches()] {
         let (keeper, other) = (store.keeper(), store.keeper());

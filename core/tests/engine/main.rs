@@ -9,6 +9,7 @@
 )]
 
 mod answers;
+mod bounds;
 mod close;
 mod dropped;
 mod events;

@@ -28,6 +28,10 @@ pub(crate) struct State {
     pub(crate) releases: Releases,
     /// The number of operations of each batch.
     pub(crate) batches: Vec<usize>,
+    /// The end of each request, in order.
+    pub(crate) ends: Vec<HostInstant>,
+    /// Whether no call to abandon a request returns.
+    pub(crate) abandons_hang: bool,
     /// For how long the last renewal may wait for its answer.
     pub(crate) renewal_limit: Duration,
     /// For how long the last renewal asked.
@@ -224,6 +228,7 @@ impl Backend for ScriptedStore {
         self.clock.advance(Duration::from_nanos(1));
         let asked_at = request.now();
         let mut state = self.record(&name, "acquire");
+        state.ends.push(request.end());
         while state.grants == Grants::Silent {
             state = self.wait(state);
             if request.is_cancelled() {
@@ -304,6 +309,9 @@ impl Backend for ScriptedStore {
     fn abandon(&self, request: &AcquireRequest<'_>) {
         let name = request.name().as_str();
         let mut state = self.record(name, "abandon");
+        while state.abandons_hang {
+            state = self.wait(state);
+        }
         let owner = request.owner();
         if let Some(held) = state.held.get_mut(name) {
             held.retain(|it| it.owner != owner);
