@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, Key, KeySpec, LockProvider, OpenContext, Takes};
-use lockkeeper_remote::keys::{CA_FILE, SOCKET, TLS};
-use lockkeeper_remote::sessions::{driver_keys, driver_options};
+use lockkeeper_remote::keys::{
+    CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT,
+    RESTART_GRACE, SOCKET, TLS, USER,
+};
+use lockkeeper_remote::sessions::driver_options;
 
 use crate::{BACKEND, MySqlOptions, MySqlProvider};
 
@@ -26,6 +29,13 @@ impl MySqlDriver {
     pub const SOCKET: Key<String> = SOCKET;
     /// Whether connections are encrypted.
     pub const TLS: Key<bool> = TLS;
+    /// A file with the server's public key.
+    pub const SERVER_KEY_FILE: Key<String> = Key::new(
+        "server_key_file",
+        Takes::Text("a path"),
+        "none",
+        "without TLS: a PEM file of the server's public key, by which it gets the password",
+    );
 
     /// Returns the options of a URL and its keys, for a program that uses the same server for more than
     /// locks. Talks to no server.
@@ -44,6 +54,9 @@ impl MySqlDriver {
         if let Some(database) = database {
             options = options.database(database);
         }
+        if let Some(file) = context.value(&Self::SERVER_KEY_FILE)? {
+            options = options.server_key(file);
+        }
         let checked = options.check().map(|()| options);
         checked.map_err(|error| error.with_backend(BACKEND))
     }
@@ -61,7 +74,21 @@ impl Driver for MySqlDriver {
                 meaning: "with `tls=on`: a PEM file of certificates to trust as well",
                 ..CA_FILE.spec
             };
-            &driver_keys(Self::DB.spec, ca_file)
+            &[
+                USER.spec,
+                PASSWORD.spec,
+                Self::DB.spec,
+                SOCKET.spec,
+                POOL_SIZE.spec,
+                CONNECT_TIMEOUT.spec,
+                RESPONSE_TIMEOUT.spec,
+                RESTART_GRACE.spec,
+                TLS.spec,
+                ca_file,
+                CERT_FILE.spec,
+                KEY_FILE.spec,
+                Self::SERVER_KEY_FILE.spec,
+            ]
         }
     }
 

@@ -109,6 +109,9 @@ pub(crate) fn refused(said: &mysql::MySqlError) -> Error {
         1142 | 1143 | 1227 | 1370 | 1231 => denied(
             "the user may not do what a lock needs: SET SESSION wait_timeout, GET_LOCK, IS_USED_LOCK, RELEASE_LOCK",
         ),
+        1461 => unavailable(
+            "the server has all the prepared statements that it allows; raise its `max_prepared_stmt_count`, or find out which program leaves its statements open",
+        ),
         1040 | 1203 | 1226 | 1135 => unavailable(
             "the server has all the connections that it allows; raise its `max_connections` (or the user's limit), or lower `pool_size`",
         ),
@@ -163,6 +166,12 @@ pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> 
                 "{server} wants a way to log in that is not supported, as it does of users that it does not know; check `user` and `password`, or change how the user logs in ({text})"
             ));
         }
+        // The crate has looked for the key of the server: see `MySqlOptions::opts`.
+        IoError(io) if io.kind() == io::ErrorKind::NotFound && !tls => {
+            return denied(&format!(
+                "{server} asks for the password itself, as at the first login of a user and after a wrong proof: check `user` and `password`; without TLS, whatever answers there would learn the password, so write tls=on, name the server's public key by `server_key_file`, or use its Unix socket"
+            ));
+        }
         #[cfg(feature = "tls")]
         TlsError(_) => return server.untrusted(&text),
         _ => match io_kind(&error) {
@@ -210,6 +219,7 @@ mod tests {
             (1213, ErrorKind::Deadlock),
             (1317, ErrorKind::Unavailable),
             (1040, ErrorKind::Unavailable),
+            (1461, ErrorKind::Unavailable),
             (4163, ErrorKind::Incompatible),
             (3057, ErrorKind::Incompatible),
             (1045, ErrorKind::PermissionDenied),

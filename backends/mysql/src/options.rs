@@ -3,9 +3,10 @@
 #[cfg(unix)]
 use std::error::Error as StdError;
 use std::fmt;
+use std::fs;
 #[cfg(unix)]
 use std::ops::DerefMut;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 #[cfg(unix)]
 use std::time::Duration;
 
@@ -18,6 +19,10 @@ use mysql::Conn;
 use mysql::{Opts, OptsBuilder};
 
 use crate::supplied::AnyConn;
+
+/// The path of no file. The mysql crate reads the server's key only when the server asks for the password, and asks the
+/// server for a key where it has no path.
+const NO_FILE: &str = "";
 
 /// Where a server is, and how to talk to it. `Debug` shows no password.
 #[derive(Clone)]
@@ -62,9 +67,16 @@ impl MySqlOptions {
     }
 
     /// Returns the connection options, for connections of the application's own.
+    ///
+    /// Without TLS, they give the password to no server whose public key is unknown: see [`server_key`](Self::server_key).
     pub fn opts(&self) -> Opts {
         let remote = &self.remote;
+        let key = self
+            .base
+            .get_server_key_path()
+            .unwrap_or(Path::new(NO_FILE));
         let opts = OptsBuilder::from_opts(self.base.clone())
+            .server_key_path(Some(key.into()))
             .user(remote.user.clone())
             .pass(remote.password.clone())
             .ssl_opts(remote.tls.then(|| {
@@ -186,8 +198,24 @@ impl MySqlOptions {
         self
     }
 
+    /// Names a PEM file of the server's public key, for connections without TLS. MySQL's servers have it in their data
+    /// folder (`public_key.pem`). Not for TLS, which checks a certificate.
+    ///
+    /// With `caching_sha2_password`, the default of MySQL, the first login of a user asks for the password itself. A client
+    /// encrypts it with the server's public key. Without TLS and without this file, such a login is refused: what answers
+    /// may not be the server.
+    #[must_use]
+    pub fn server_key(mut self, file: impl Into<PathBuf>) -> Self {
+        let base = OptsBuilder::from_opts(self.base);
+        self.base = base.server_key_path(Some(file.into())).into();
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.remote.check()?;
+        if let Some(file) = self.base.get_server_key_path() {
+            self.check_server_key(file)?;
+        }
         if self.supplier.is_some() {
             self.remote.check_supplied()?;
             if self.base.get_db_name().is_some() {
@@ -198,6 +226,29 @@ impl MySqlOptions {
             }
         }
         Ok(())
+    }
+}
+
+impl MySqlOptions {
+    /// Checks a file that the mysql crate reads at each login: it panics on what is no key.
+    fn check_server_key(&self, file: &Path) -> Result<(), Error> {
+        let invalid = |text| Error::new(ErrorKind::InvalidValue, text);
+        if self.remote.tls {
+            return Err(invalid(
+                "`server_key_file` is for connections without TLS, which checks the server's certificate; leave one out"
+                    .to_owned(),
+            ));
+        }
+        let shown = file.display();
+        let key = fs::read_to_string(file).map_err(|error| {
+            invalid(format!("`server_key_file` {shown} cannot be read")).with_source(error)
+        })?;
+        match key.contains("-----BEGIN PUBLIC KEY-----") {
+            true => Ok(()),
+            false => Err(invalid(format!(
+                "`server_key_file` {shown} has no public key in PEM; copy the server's public_key.pem"
+            ))),
+        }
     }
 }
 

@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, Key, KeySpec, LockProvider, OpenContext, Takes};
-use lockkeeper_remote::keys::{CA_FILE, SOCKET, TLS};
-use lockkeeper_remote::sessions::{driver_keys, driver_options};
+use lockkeeper_remote::keys::{
+    CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT,
+    RESTART_GRACE, SOCKET, TLS, USER,
+};
+use lockkeeper_remote::sessions::driver_options;
 
 use crate::{BACKEND, PostgresOptions, PostgresProvider};
 
@@ -55,7 +58,22 @@ impl Driver for PostgresDriver {
     }
 
     fn keys(&self) -> &'static [KeySpec] {
-        const { &driver_keys(Self::DB.spec, CA_FILE.spec) }
+        const {
+            &[
+                USER.spec,
+                PASSWORD.spec,
+                Self::DB.spec,
+                SOCKET.spec,
+                POOL_SIZE.spec,
+                CONNECT_TIMEOUT.spec,
+                RESPONSE_TIMEOUT.spec,
+                RESTART_GRACE.spec,
+                TLS.spec,
+                CA_FILE.spec,
+                CERT_FILE.spec,
+                KEY_FILE.spec,
+            ]
+        }
     }
 
     fn advice(&self, key: &str) -> Option<&'static str> {

@@ -35,7 +35,7 @@ mod state;
 mod store;
 
 pub use connection::{SessionConnection, SessionName};
-pub use driver::{driver_keys, driver_options};
+pub use driver::driver_options;
 pub use lease::SessionLease;
 pub use requests::{Attempted, Replies, Requests};
 pub use store::SessionStore;

@@ -206,7 +206,8 @@ fn unlock_without_right(rig: &mut Rig) -> Outcome {
             server
                 .execute("CREATE USER looker@'%' IDENTIFIED BY 'secret'")
                 .unwrap();
-            let url = format!("mysql://looker:secret@{}/", server.addr());
+            let socket = server.socket().display().to_string();
+            let url = format!("mysql:?socket={socket}&user=looker&password=secret");
             (url, "CONNECTION")
         }
         Some(Server::Postgres(server)) => {

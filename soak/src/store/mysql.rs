@@ -66,6 +66,7 @@ impl Store for MySql {
         let through = [self.server.addr(), self.proxy.addr()];
         through
             .map(|addr| self.settings.with_keys(&self.server.url_via(addr)))
+            .map(|url| url + &self.server.key_setting())
             .into()
     }
 

@@ -1,11 +1,11 @@
 //! A running MySQL or MariaDB.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -113,6 +113,15 @@ impl MySqlServer {
         format!("mysql://{user}:{password}@{addr}/{database}")
     }
 
+    /// Returns `server_key_file=FILE&`, or nothing for MariaDB. Just after its start, MySQL asks for the password, which the
+    /// library gives to a known server only.
+    #[must_use]
+    pub fn key_setting(&self) -> String {
+        let key = self.public_key();
+        let setting = key.map(|file| format!("server_key_file={}&", file.display()));
+        setting.unwrap_or_default()
+    }
+
     /// Kills the server if it runs, and starts it on the same port with its data: rows stay; named locks,
     /// sessions and `SET GLOBAL` do not.
     ///
@@ -127,7 +136,19 @@ impl MySqlServer {
         // By the unix socket in the server's own folder, since another process might listen on the TCP
         // port. The server greets after it has opened both.
         self.daemon
-            .launch(self.server(), || greeting(&self.socket()).map(drop))
+            .launch(self.server(), || greeting(&self.socket()).map(drop))?;
+        // From then on, MySQL knows the password and does not ask for it. Without TLS, the library does not give it.
+        match self.kind {
+            MySqlKind::MariaDb10 => Ok(()),
+            MySqlKind::MySql9 => log_in(&self.socket(), Self::USER, Self::PASSWORD),
+        }
+    }
+
+    /// Returns the PEM file of the server's public key, which MySQL has and MariaDB does not.
+    #[must_use]
+    pub fn public_key(&self) -> Option<PathBuf> {
+        let key = self.folder().join("data/public_key.pem");
+        key.is_file().then_some(key)
     }
 
     fn server(&self) -> Command {
@@ -221,15 +242,58 @@ const LISTING_MYSQL: &[&str] = &[
 fn greeting(socket: &Path) -> io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(START))?;
-    // Three bytes of length and one of sequence, then 10 (or 255, and why not), then the version.
-    let mut head = [0; 5];
-    stream.read_exact(&mut head)?;
-    let mut rest = vec![0; usize::from(head[0]).max(1) - 1];
-    stream.read_exact(&mut rest)?;
-    if head[4] != 10 {
-        let said = String::from_utf8_lossy(&rest).into_owned();
-        return Err(io::Error::other(said));
+    let packet = read_packet(&mut stream)?;
+    match packet.split_first() {
+        // Then the version.
+        Some((10, rest)) => {
+            let version = rest.split(|byte| *byte == 0).next().unwrap_or_default();
+            Ok(String::from_utf8_lossy(version).into_owned())
+        }
+        // 255, and why not.
+        _ => Err(said(&packet)),
     }
-    let version = rest.split(|byte| *byte == 0).next().unwrap_or_default();
-    Ok(String::from_utf8_lossy(version).into_owned())
+}
+
+/// Logs in with `caching_sha2_password`: a proof that the server does not take, and then the password itself.
+fn log_in(socket: &Path, user: &str, password: &str) -> io::Result<()> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(START))?;
+    read_packet(&mut stream)?;
+    // CLIENT_PROTOCOL_41, CLIENT_SECURE_CONNECTION and CLIENT_PLUGIN_AUTH, 1 MiB, utf8mb4, and room.
+    let mut login = [0x0008_8200_u32, 1 << 20].map(u32::to_le_bytes).concat();
+    login.push(45);
+    login.extend([0; 23]);
+    login.extend([user.as_bytes(), &[0, 32], &[1; 32]].concat());
+    login.extend(b"caching_sha2_password\0");
+    write_packet(&mut stream, 1, &login)?;
+    let reply = read_packet(&mut stream)?;
+    if reply != [1, 4] {
+        return Err(said(&reply));
+    }
+    write_packet(&mut stream, 3, &[password.as_bytes(), &[0]].concat())?;
+    let reply = read_packet(&mut stream)?;
+    match reply.first() {
+        Some(0) => Ok(()),
+        _ => Err(said(&reply)),
+    }
+}
+
+/// Reads a packet: three bytes of length and one of sequence, then the content.
+fn read_packet(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut head = [0; 4];
+    stream.read_exact(&mut head)?;
+    let [a, b, c, _] = head;
+    let mut packet = vec![0; usize::from(a) | usize::from(b) << 8 | usize::from(c) << 16];
+    stream.read_exact(&mut packet)?;
+    Ok(packet)
+}
+
+fn write_packet(stream: &mut UnixStream, sequence: u8, content: &[u8]) -> io::Result<()> {
+    let length = u16::try_from(content.len()).map_err(io::Error::other)?;
+    let [a, b] = length.to_le_bytes();
+    stream.write_all(&[&[a, b, 0, sequence], content].concat())
+}
+
+fn said(packet: &[u8]) -> io::Error {
+    io::Error::other(String::from_utf8_lossy(packet).into_owned())
 }

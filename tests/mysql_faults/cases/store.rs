@@ -44,7 +44,7 @@ impl FaultServer for Server {
     }
 
     fn base_url(&self, addr: SocketAddr) -> String {
-        format!("{}?", self.url_via(addr))
+        format!("{}?{}", self.url_via(addr), self.key_setting())
     }
 
     fn urls_of(addr: &str) -> [String; 2] {

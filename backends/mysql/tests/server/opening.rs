@@ -25,6 +25,10 @@ pub(crate) const CASES: &[Case] = &[
     ("stopped_server", stopped_server),
     ("tls", tls),
     (
+        "password_is_given_to_a_known_server_only",
+        password_is_given_to_a_known_server_only,
+    ),
+    (
         "server_without_free_connections",
         server_without_free_connections,
     ),
@@ -150,7 +154,10 @@ fn missing_rights(kind: MySqlKind) {
         .execute("CREATE USER 'all'@'%' IDENTIFIED BY 's3cret'")
         .unwrap();
     server.execute("GRANT ALL ON *.* TO 'all'@'%'").unwrap();
-    let missing = format!("mysql://all:s3cret@{at}/nowhere");
+    let missing = format!(
+        "mysql:?socket={}&user=all&password=s3cret&db=nowhere",
+        server.socket().display()
+    );
     refused(
         &missing,
         ErrorKind::InvalidValue,
@@ -161,7 +168,8 @@ fn missing_rights(kind: MySqlKind) {
     server
         .execute("CREATE USER 'bare'@'%' IDENTIFIED BY 's3cret'")
         .unwrap();
-    let bare = try_open(&with_timeouts(&format!("mysql://bare:s3cret@{at}/"))).unwrap();
+    let key = server.key_setting();
+    let bare = try_open(&with_timeouts(&format!("mysql://bare:s3cret@{at}/?{key}"))).unwrap();
     drop(bare.lock("no privilege is needed").unwrap());
     for (user, rule, kind, word) in [
         ("locked", "ACCOUNT LOCK", denied, "locked"),
@@ -176,11 +184,54 @@ fn missing_rights(kind: MySqlKind) {
     ] {
         let create = format!("CREATE USER '{user}'@'%' IDENTIFIED BY 's3cret' {rule}");
         server.execute(&create).unwrap();
-        let url = format!("mysql://{user}:s3cret@{at}/");
+        let url = format!("mysql://{user}:s3cret@{at}/?{key}");
         let first = try_open(&url);
         let _held = first.map(|keeper| keeper.lock(user).unwrap());
         refused(&url, kind, &[word]);
     }
+}
+
+/// MySQL asks for the password at the first login of a user, and then knows it until the user is changed.
+fn password_is_given_to_a_known_server_only(kind: MySqlKind) {
+    let server = MySqlServer::start(kind, &MySqlOptions::new().tls()).unwrap();
+    let mut root = server.client().unwrap();
+    let Some(key) = server.public_key() else {
+        assert_eq!(kind, MySqlKind::MariaDb10);
+        return;
+    };
+    root.execute("CREATE USER 'fresh'@'%' IDENTIFIED BY 's3cret'")
+        .unwrap();
+    let mut forget = || root.execute("FLUSH PRIVILEGES").unwrap();
+    let url = with_timeouts(&format!("mysql://fresh:s3cret@{}/", server.addr()));
+    let says = ["tls=on", "`server_key_file`", "Unix socket"];
+    refused(&url, ErrorKind::PermissionDenied, &says);
+    let with_key = |file: &str| format!("{url}&server_key_file={file}");
+    let authority = &server.certificates().unwrap().authority;
+    for (file, word) in [
+        ("/nowhere", "cannot be read"),
+        (authority.to_str().unwrap(), "no public key"),
+    ] {
+        refused(&with_key(file), ErrorKind::InvalidValue, &[word]);
+    }
+    let key = key.to_str().unwrap();
+    drop(try_open(&with_key(key)).unwrap());
+    // It knows the password now.
+    drop(try_open(&url).unwrap());
+    forget();
+    refused(&url, ErrorKind::PermissionDenied, &says);
+    let tls = format!("{url}&tls=on&ca_file={}", authority.display());
+    refused(
+        &format!("{tls}&server_key_file={key}"),
+        ErrorKind::InvalidValue,
+        &["TLS"],
+    );
+    drop(try_open(&tls).unwrap());
+    forget();
+    let socket = format!(
+        "mysql:?socket={}&user=fresh&password=s3cret",
+        server.socket().display()
+    );
+    drop(try_open(&with_timeouts(&socket)).unwrap());
 }
 
 fn opening_without_server(_: MySqlKind) {

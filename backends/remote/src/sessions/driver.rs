@@ -1,30 +1,9 @@
 //! Drivers of stores with sessions: their URLs name a host or a Unix socket, and a database.
 
-use lockkeeper_core::{Error, ErrorKind, Key, KeySpec, OpenContext};
+use lockkeeper_core::{Error, ErrorKind, Key, OpenContext};
 
-use crate::keys::{
-    CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, RESTART_GRACE,
-    SOCKET, TLS, USER,
-};
+use crate::keys::{SOCKET, TLS};
 use crate::options::{Endpoint, RemoteOptions, given_once};
-
-/// Returns the keys of a driver: the given ones, which each store documents by itself, and those that all have.
-pub const fn driver_keys(db: KeySpec, ca_file: KeySpec) -> [KeySpec; 12] {
-    [
-        USER.spec,
-        PASSWORD.spec,
-        db,
-        SOCKET.spec,
-        POOL_SIZE.spec,
-        CONNECT_TIMEOUT.spec,
-        RESPONSE_TIMEOUT.spec,
-        RESTART_GRACE.spec,
-        TLS.spec,
-        ca_file,
-        CERT_FILE.spec,
-        KEY_FILE.spec,
-    ]
-}
 
 /// Returns the options and the database of a URL and its keys. `examples` says what to write where the URL names no server.
 ///
