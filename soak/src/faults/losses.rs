@@ -17,6 +17,9 @@ const APART: Duration = Duration::from_millis(60);
 /// Long enough that no renewal notices a loss before the store has told of it.
 const KEYS: &str = "ttl=60s&wait=5s";
 
+/// How long the waits of the names have to begin in the store.
+const QUEUED: Duration = Duration::from_millis(300);
+
 /// How long a call for a name may take.
 const CALL: Duration = Duration::from_secs(2);
 
@@ -31,12 +34,14 @@ pub(super) fn run(lane: &Lane<'_>, url: &str) -> io::Result<()> {
     let (Some(holder), Some(operator)) = (open()?, open()?) else {
         return Ok(());
     };
-    // All at once, so that the leases are on many sessions, where a lease is a session's.
-    let acquire = |number| holder.lock(format!("row:{number}")).ok();
+    // A lease that was waited for has a session of its own, where a lease is a session's.
+    let first: Vec<_> = (0..LOSSES).map(|it| acquire(&operator, it)).collect();
     let guards: Vec<LockGuard> = thread::scope(|scope| {
-        let acquire = &acquire;
-        let threads = (0..LOSSES).map(|number| scope.spawn(move || acquire(number)));
+        let holder = &holder;
+        let threads = (0..LOSSES).map(|number| scope.spawn(move || acquire(holder, number)));
         let threads: Vec<_> = threads.collect();
+        lane.pause_for(QUEUED);
+        drop(first);
         let guards = threads.into_iter().filter_map(|it| it.join().ok());
         guards.flatten().collect()
     });
@@ -59,6 +64,10 @@ pub(super) fn run(lane: &Lane<'_>, url: &str) -> io::Result<()> {
         lane.journal.told(told.saturating_duration_since(at));
     }
     Ok(())
+}
+
+fn acquire(keeper: &LockKeeper, number: usize) -> Option<LockGuard> {
+    keeper.lock(format!("row:{number}")).ok()
 }
 
 /// Returns the time at which a guard is told of its loss, as soon as there is one.
