@@ -1,7 +1,7 @@
 //! The requests of sessions, as statements.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_remote::sessions::{Attempted, Replies, Requests, SessionConnection};
 use lockkeeper_remote::{Failure, senseless, unavailable};
@@ -99,9 +99,10 @@ impl SessionConnection for Connection {
     }
 
     fn wait(&mut self, name: &EncodedName, wait: Duration, grace: Duration) -> Attempted {
+        let until = Instant::now() + wait + grace;
         self.limit = wait + grace;
         let row = self.query_until(&self.dialect.wait(name, wait))?;
-        self.limit = grace;
+        self.limit = until.saturating_duration_since(Instant::now());
         let Some(row) = row else {
             // The lock may have been granted just before the statement was ended.
             self.execute(statements::RELEASE, name)?;

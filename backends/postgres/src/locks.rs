@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 use std::net::Shutdown;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_remote::sessions::{Attempted, Replies, Requests, SessionConnection};
 use lockkeeper_remote::{Failure, senseless};
@@ -130,10 +130,11 @@ impl SessionConnection for Connection {
 impl Connection {
     fn wait_for(&mut self, name: &LockKey, wait: Duration, grace: Duration) -> Attempted {
         let before = self.shared.last_epoch.get();
+        let until = Instant::now() + wait + grace;
         self.limit = wait + grace;
         let values: Values<'_> = &[&name.number(), &millis(wait)];
         let replies = self.pipeline(&[(&Verbs::of(name).wait, values)]);
-        self.limit = grace;
+        self.limit = until.saturating_duration_since(Instant::now());
         match replies?.pop().ok_or_else(unreadable)? {
             Ok(rows) => {
                 let epoch = rows.first().and_then(|row| row.number(2));

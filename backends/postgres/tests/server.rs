@@ -37,6 +37,9 @@ mod sessions;
 #[path = "server/standby.rs"]
 mod standby;
 #[cfg(unix)]
+#[path = "server/stopped.rs"]
+mod stopped;
+#[cfg(unix)]
 #[path = "server/store.rs"]
 mod store;
 #[cfg(unix)]
@@ -55,6 +58,7 @@ fn main() -> std::process::ExitCode {
         sessions::CASES,
         batches::CASES,
         supplied::CASES,
+        stopped::CASES,
     ];
     let mut trials = suite::trials(cases.into_iter().flatten().copied());
     trials.extend(pooler::trials());

@@ -215,19 +215,19 @@ impl<C: SessionConnection> Sessions<C> {
         Some(self.finish(session, requests, result, unclaimed, limit))
     }
 
-    /// Carries out the first attempts of a new session by `ask`, within `limit`, and adds the session.
+    /// Carries out the first attempts of a new session by `ask`, and adds the session. `left` returns the time that is left.
     pub(crate) fn call_first(
         &self,
         session: &Arc<Session<C>>,
         requests: &Requests<C::Name>,
-        limit: Duration,
+        left: impl Fn() -> Duration,
         ask: impl FnOnce(&mut C) -> Result<Replies, Failure>,
     ) -> Result<Replies, Failure> {
         let unclaimed = self.all_unclaimed(session, requests);
-        let result = session.run(limit, ask);
+        let result = session.run(left(), ask);
         // Not before the reply: of two sessions that try one name, each would take the other for its holder.
         self.add(session);
-        self.finish(session, requests, result, unclaimed, limit)
+        self.finish(session, requests, result, unclaimed, left())
     }
 
     /// Confirms which names are busy, and enters in the session what the replies say. `unclaimed` is from before

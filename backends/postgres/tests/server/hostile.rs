@@ -64,7 +64,7 @@ fn refused(addr: SocketAddr, keys: &str) -> Error {
     let url = format!("postgres://keeper:s3cret@{addr}/shop?{keys}");
     let began = Instant::now();
     let error = try_open(&with_timeouts(&url)).unwrap_err();
-    assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
+    assert!(began.elapsed() < 2 * WAIT_LIMIT, "{:?}", began.elapsed());
     error
 }
 
@@ -99,7 +99,8 @@ fn reply_without_end_is_not_read_on() {
             let parts = part.repeat(10_000);
             while stream.write_all(&parts).is_ok() {}
         });
-        let error = refused(addr, "");
+        // Some MiB of short messages take a second, or more on a busy machine.
+        let error = refused(addr, "connect_timeout=30s");
         assert!(error.message().contains("without an end"), "{error}");
     }
 }

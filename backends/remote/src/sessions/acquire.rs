@@ -5,20 +5,17 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 
+use crate::LAST_ATTEMPT;
 use crate::backoff::Backoff;
-use crate::failure::{Failure, unknown};
+use crate::failure::Failure;
 use crate::pool::{Found, PooledConn, WaitPermit};
 
-use super::attempt::Made;
+use super::attempt::{Made, cancellable};
 use super::connection::{SessionConnection, SessionName};
 use super::lease::SessionLease;
 use super::requests::{Replies, Requests};
 use super::session::Session;
 use super::store::SessionStore;
-
-/// The time for the last attempt, and for the reply to a wait after its end: some round trips of a busy
-/// machine.
-const GRACE: Duration = Duration::from_millis(500);
 
 /// The first pause between two attempts while no connection is free to wait on; it doubles up to
 /// [`LONGEST_PAUSE`].
@@ -34,6 +31,8 @@ struct Acquisition<'a, C: SessionConnection> {
     request: &'a AcquireRequest<'a>,
     wanted: C::Name,
     idle: Duration,
+    /// The end of the call: of the only attempt, or soon after the deadline, for the reply to a wait.
+    end: HostInstant,
 }
 
 pub(crate) fn acquire<C: SessionConnection>(
@@ -46,27 +45,27 @@ pub(crate) fn acquire<C: SessionConnection>(
         request,
         wanted: SessionName::requested(&store.namespace, name, mode),
         idle: C::idle(request.ttl()),
+        end: match request.deadline() {
+            None => request.now() + store.options.attempt_time(),
+            Some(deadline) => deadline + LAST_ATTEMPT,
+        },
     };
     acquisition.run().map_err(Failure::into_error)
 }
 
 impl<C: SessionConnection> Acquisition<'_, C> {
     fn run(&self) -> Result<Granted<C>, Failure> {
-        let mut until = match self.request.deadline() {
-            None => self.request.now() + self.store.options.attempt_time(),
-            Some(deadline) => deadline.max(self.request.now() + GRACE),
-        };
         let mut retries = self.store.options.pool_size;
         let mut pauses = Backoff::new(PAUSE, LONGEST_PAUSE);
         while !self.request.is_cancelled() {
-            match self.attempt(until) {
+            match self.attempt() {
                 Ok(Some(grant)) => return Ok(Some(grant)),
                 Ok(None) => {}
                 // The server may have closed every idle connection of the pool; one that does not reply
                 // is closed, and what it was granted ends with it. The attempt after the last of them
                 // is on a new connection, and tells whether the server can be reached.
                 Err(Failure::Closed(_) | Failure::Unanswered(_))
-                    if retries > 0 && self.request.now() < until =>
+                    if retries > 0 && self.request.now() < self.end =>
                 {
                     retries -= 1;
                     continue;
@@ -85,19 +84,15 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             {
                 return Ok(granted);
             }
-            until = until.max(self.request.now() + GRACE);
         }
         Ok(None)
     }
 
     /// Makes one attempt: on a connection without names while few connections hold names, else on one of
     /// these.
-    fn attempt(&self, until: HostInstant) -> Result<Granted<C>, Failure> {
+    fn attempt(&self) -> Result<Granted<C>, Failure> {
         let store = self.store;
-        let left = || {
-            let left = until.saturating_since(self.request.now());
-            left.min(store.options.response_timeout)
-        };
+        let left = || store.left(self.end);
         let shared = || store.sessions.enter(&self.wanted, self.idle, true);
         if store.shares()
             && let Some(session) = shared()
@@ -108,7 +103,13 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             Found::Slot(slot) => slot,
             Found::Other(session) => return self.try_on_session(&session, left()),
         };
-        match store.try_on_slot(slot, &self.requests(), self.idle, until) {
+        match store.try_on_slot(
+            slot,
+            &self.requests(),
+            self.idle,
+            self.end,
+            self.request.cancel(),
+        ) {
             Ok(made) => self.granted(made),
             // No connection can be opened.
             Err(Failure::NotSent(error)) => match shared() {
@@ -135,7 +136,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         let call = self.store.sessions.start(session, requests, left);
         self.granted(Made {
             session: Arc::clone(session),
-            attempted: call.reply(left)?.attempted,
+            attempted: call.reply(left, self.request.cancel())?.attempted,
             asked_at,
         })
     }
@@ -171,32 +172,30 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         deadline: HostInstant,
     ) -> Result<Option<Granted<C>>, Failure> {
         let store = self.store;
-        let until = deadline.max(self.request.now() + GRACE);
-        let requests = self.requests();
-        let session = store.open_session(slot, &requests, self.idle, until)?;
+        let (requests, cancel) = (self.requests(), self.request.cancel());
+        let session = store.open_session(slot, &requests, self.idle, self.end, cancel)?;
         let asked_at = self.request.now();
         let span = deadline.saturating_since(asked_at);
         let span = span.min(C::LONGEST_WAIT);
         let wait = |connection: &mut C| {
-            let cancel = self.request.cancel();
-            let cancel = cancel.map(|cancel| cancel.on_cancel(connection.canceller()));
             let taken = match span.is_zero() {
                 true => Ok(None),
-                false => connection.wait(&self.wanted, span, GRACE),
+                false => connection.wait(&self.wanted, span, LAST_ATTEMPT),
             };
-            // A cancel in another thread must not close the connection when other names rely on it. Either
-            // it has closed the connection by now, or it never will.
-            drop(cancel);
-            match self.request.is_cancelled() {
-                true => Err(unknown("the wait was cancelled")),
-                false => Ok(Replies::attempt(Ok(taken?))),
-            }
+            Ok(Replies::attempt(Ok(taken?)))
         };
-        let replies = store.sessions.call_first(&session, &requests, GRACE, wait);
+        let wait = |connection: &mut C| cancellable(connection, cancel, wait);
+        let sessions = &store.sessions;
+        let replies = sessions.call_first(&session, &requests, || store.left(self.end), wait);
         if replies.is_err() && self.request.is_cancelled() {
             return Ok(None);
         }
         let is_over = self.request.now() >= deadline;
+        // A reply may take that long, and before the wait the server said that another holder has the name.
+        let is_slow = self.request.now() < asked_at + store.options.response_timeout;
+        if is_over && is_slow && matches!(replies, Err(Failure::Unanswered(_))) {
+            return Ok(Some(None));
+        }
         let granted = self.granted(Made {
             session,
             attempted: replies?.attempted,

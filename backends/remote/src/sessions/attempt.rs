@@ -1,14 +1,17 @@
 //! Requests on a connection without names, which becomes a session with the reply.
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Grant, HostInstant};
+use lockkeeper_core::{AcquireRequest, CancelToken, Error, Grant, HostInstant};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, nothing_granted, unknown};
 use crate::pool::PooledConn;
 
 use super::connection::SessionConnection;
+use super::detached::{Call, SLICE};
 use super::lease::SessionLease;
 use super::requests::{Attempted, Requests};
 use super::session::Session;
@@ -23,28 +26,84 @@ pub(crate) struct Made<C: SessionConnection> {
     pub(crate) asked_at: HostInstant,
 }
 
+/// Runs `work` on a connection that holds no name. A cancel closes the connection, and ends the work with that.
+pub(crate) fn cancellable<C: SessionConnection, T>(
+    connection: &mut C,
+    cancel: Option<&CancelToken>,
+    work: impl FnOnce(&mut C) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let registered = cancel.map(|cancel| cancel.on_cancel(connection.canceller()));
+    let result = work(connection);
+    // A cancel in another thread must not close the connection when other names rely on it. Either it has closed the
+    // connection by now, or it never will.
+    drop(registered);
+    match cancel.is_some_and(CancelToken::is_cancelled) {
+        true => Err(unknown("the call was cancelled")),
+        false => result,
+    }
+}
+
 impl<C: SessionConnection> SessionStore<C> {
     /// Makes a session of a slot's connection, on which the names are about to be requested. Connects if the slot
-    /// has no connection.
+    /// has no connection. A caller that is cancelled leaves the slot to the thread that still connects.
     pub(crate) fn open_session(
         &self,
         mut slot: PooledConn<C>,
         requests: &Requests<C::Name>,
         idle: Duration,
         until: HostInstant,
+        cancel: Option<&CancelToken>,
     ) -> Result<Arc<Session<C>>, Failure> {
-        let id = self.run(&mut slot, until, |connection| {
+        let left_slot = Cell::new(None);
+        let connect = |limit| match cancel {
+            None => (self.connect)(limit),
+            Some(_) => {
+                let (leave, left) = channel();
+                left_slot.set(Some(leave));
+                self.connect_aside(limit, cancel, left)
+            }
+        };
+        let opened = self.run(&mut slot, until, connect, |connection| {
             match connection.check_start() {
                 // The connection is still good.
                 Err(refused @ Failure::Refused(_)) => return Ok(Err(refused)),
                 checked => checked?,
             }
-            connection.set_idle(idle)?;
+            cancellable(connection, cancel, |it| it.set_idle(idle))?;
             Ok(Ok(connection.session()))
-        })??;
+        });
+        let id = match (opened, left_slot.take()) {
+            (Err(failure), Some(leave)) => {
+                let _ = leave.send(slot);
+                return Err(failure);
+            }
+            (opened, _) => opened??,
+        };
         let names = requests.attempts.iter().cloned();
         let session = Session::new(slot, id, idle, names, &self.sessions.verifiers);
         Ok(Arc::new(session))
+    }
+
+    /// Connects on another thread, which keeps what comes by `left` until it is done, if the caller leaves before.
+    fn connect_aside(
+        &self,
+        limit: Duration,
+        cancel: Option<&CancelToken>,
+        left: Receiver<PooledConn<C>>,
+    ) -> Result<C, Error> {
+        let connect = Arc::clone(&self.connect);
+        let started = self.sessions.calls.start(move |reply| {
+            if reply
+                .send(connect(limit).map_err(Failure::NotSent))
+                .is_err()
+            {
+                drop(left.recv());
+            }
+        });
+        // Connecting ends by its limit, and then its own error says why.
+        let limit = limit + SLICE;
+        let connected = started.and_then(|reply| Call::Started(reply).reply(limit, cancel));
+        connected.map_err(nothing_granted)
     }
 
     /// Makes attempts of one ttl on a connection without names, which becomes a session.
@@ -54,13 +113,15 @@ impl<C: SessionConnection> SessionStore<C> {
         requests: &Requests<C::Name>,
         idle: Duration,
         until: HostInstant,
+        cancel: Option<&CancelToken>,
     ) -> Result<Made<C>, Failure> {
-        let session = self.open_session(slot, requests, idle, until)?;
+        let session = self.open_session(slot, requests, idle, until, cancel)?;
         let asked_at = self.clock.now();
-        let left = until.saturating_since(asked_at);
-        let limit = left.min(self.options.response_timeout);
-        let ask = |connection: &mut _| session.ask(connection, requests);
-        let replies = self.sessions.call_first(&session, requests, limit, ask)?;
+        let ask =
+            |connection: &mut _| cancellable(connection, cancel, |it| session.ask(it, requests));
+        let replies = self
+            .sessions
+            .call_first(&session, requests, || self.left(until), ask)?;
         Ok(Made {
             session,
             attempted: replies.attempted,

@@ -186,7 +186,7 @@ fn run<'a, 'b, C: SessionConnection>(
     }
     let left = || limits.until.saturating_since(store.clock.now());
     for (call, group) in groups {
-        again.extend(group.answer(store, call.reply(left()), now));
+        again.extend(group.answer(store, call.reply(left(), None), now));
     }
     again
 }
@@ -341,7 +341,7 @@ impl<'a, 'b, C: SessionConnection> NewGroup<'a, 'b, C> {
     ) -> impl Iterator<Item = Try<'a, 'b, C>> {
         let mut tries = self.tries;
         let requests = Requests::attempts(tries.iter().map(|it| it.name.clone()).collect());
-        let result = store.try_on_slot(self.slot, &requests, self.idle, until);
+        let result = store.try_on_slot(self.slot, &requests, self.idle, until, None);
         let is_refused = matches!(result, Err(Failure::NotSent(_)));
         tries.iter_mut().for_each(|it| it.is_refused = is_refused);
         Try::answer_all(tries, store, result)

@@ -3,13 +3,18 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::CancelToken;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::failure::{Failure, unavailable, unknown};
+
+/// How often the caller of a call looks whether it was cancelled. A server replies sooner unless it hangs.
+pub(crate) const SLICE: Duration = Duration::from_millis(20);
 
 /// How long a thread without a call stays for the next one.
 const LINGER: Duration = Duration::from_millis(20);
@@ -21,15 +26,26 @@ pub(crate) enum Call<T> {
 }
 
 impl<T> Call<T> {
-    /// Returns the result if it is there within `left`.
-    pub(crate) fn reply(self, left: Duration) -> Result<T, Failure> {
-        match self {
-            Self::Done(result) => result,
-            Self::Started(reply) => reply.recv_timeout(left).unwrap_or_else(|_| {
-                Err(unknown(
-                    "no reply yet; the request is still in flight, and a lock that it takes is given back",
-                ))
-            }),
+    /// Returns the result if it is there within `left`, and before a cancel.
+    pub(crate) fn reply(self, left: Duration, cancel: Option<&CancelToken>) -> Result<T, Failure> {
+        let reply = match self {
+            Self::Done(result) => return result,
+            Self::Started(reply) => reply,
+        };
+        let began = Instant::now();
+        loop {
+            let left = left.saturating_sub(began.elapsed());
+            let is_over = left.is_zero() || cancel.is_some_and(CancelToken::is_cancelled);
+            let slice = cancel.map_or(left, |_| left.min(SLICE));
+            match reply.recv_timeout(slice) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Timeout) if !is_over => {}
+                Err(_) => {
+                    return Err(unknown(
+                        "no reply yet; the request is still in flight, and a lock that it takes is given back",
+                    ));
+                }
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ use super::session::Session;
 const BATCH: usize = 256;
 
 /// Opens a connection within a limit.
-type Connect<C> = Box<dyn Fn(Duration) -> Result<C, Error> + Send + Sync>;
+type Connect<C> = Arc<dyn Fn(Duration) -> Result<C, Error> + Send + Sync>;
 
 /// The verbs of a [`Backend`](lockkeeper_core::Backend) whose locks are held by sessions, over a pool of
 /// connections.
@@ -42,7 +42,7 @@ pub struct SessionStore<C: SessionConnection> {
     pub(crate) sessions: Arc<Sessions<C>>,
     pub(crate) pool: Pool<C>,
     server: Server,
-    connect: Connect<C>,
+    pub(crate) connect: Connect<C>,
 }
 
 impl<C: SessionConnection> fmt::Debug for SessionStore<C> {
@@ -76,7 +76,7 @@ impl<C: SessionConnection> SessionStore<C> {
             sessions,
             pool,
             server,
-            connect: Box::new(connect),
+            connect: Arc::new(connect),
         }
     }
 
@@ -191,7 +191,7 @@ impl<C: SessionConnection> SessionStore<C> {
         let left = until.saturating_since(now);
         let slot = self.pool.checkout(left.min(self.options.response_timeout));
         slot.ok_or_else(|| self.exhausted())
-            .and_then(|mut slot| self.run(&mut slot, until, work))
+            .and_then(|mut slot| self.run(&mut slot, until, &*self.connect, work))
             .map_err(Failure::into_error)
     }
 
@@ -217,18 +217,25 @@ impl<C: SessionConnection> SessionStore<C> {
         ))
     }
 
-    /// Runs `work` on the connection of a slot: see [`PooledConn::run`].
+    /// Runs `work` on the connection of a slot, which `connect` opens if there is none: see [`PooledConn::run`].
     pub(crate) fn run<T>(
         &self,
         slot: &mut PooledConn<C>,
         until: HostInstant,
+        connect: impl Fn(Duration) -> Result<C, Error>,
         mut work: impl FnMut(&mut C) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let longest = self.options.response_timeout;
-        slot.run(&*self.clock, until, &self.connect, |connection, limit| {
+        slot.run(&*self.clock, until, connect, |connection, limit| {
             connection.set_limit(limit.min(longest));
             work(connection)
         })
+    }
+
+    /// Returns the time that a reply may take until then.
+    pub(crate) fn left(&self, until: HostInstant) -> Duration {
+        let left = until.saturating_since(self.clock.now());
+        left.min(self.options.response_timeout)
     }
 
     /// Returns whether new names share the existing sessions. Half of the pool is for waits.
