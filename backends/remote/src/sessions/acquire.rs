@@ -31,8 +31,6 @@ struct Acquisition<'a, C: SessionConnection> {
     request: &'a AcquireRequest<'a>,
     wanted: C::Name,
     idle: Duration,
-    /// The end of the call: of the only attempt, or soon after the deadline, for the reply to a wait.
-    end: HostInstant,
 }
 
 pub(crate) fn acquire<C: SessionConnection>(
@@ -45,10 +43,6 @@ pub(crate) fn acquire<C: SessionConnection>(
         request,
         wanted: SessionName::requested(&store.namespace, name, mode),
         idle: C::idle(request.ttl()),
-        end: match request.deadline() {
-            None => request.now() + store.options.attempt_time(),
-            Some(deadline) => deadline + LAST_ATTEMPT,
-        },
     };
     acquisition.run().map_err(Failure::into_error)
 }
@@ -65,7 +59,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
                 // is closed, and what it was granted ends with it. The attempt after the last of them
                 // is on a new connection, and tells whether the server can be reached.
                 Err(Failure::Closed(_) | Failure::Unanswered(_))
-                    if retries > 0 && self.request.now() < self.end =>
+                    if retries > 0 && self.request.now() < self.request.end() =>
                 {
                     retries -= 1;
                     continue;
@@ -92,7 +86,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
     /// these.
     fn attempt(&self) -> Result<Granted<C>, Failure> {
         let store = self.store;
-        let left = || store.left(self.end);
+        let left = || store.left(self.request.end());
         let shared = || store.sessions.enter(&self.wanted, self.idle, true);
         if store.shares()
             && let Some(session) = shared()
@@ -107,7 +101,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             slot,
             &self.requests(),
             self.idle,
-            self.end,
+            self.request.end(),
             self.request.cancel(),
         ) {
             Ok(made) => self.granted(made),
@@ -173,7 +167,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
     ) -> Result<Option<Granted<C>>, Failure> {
         let store = self.store;
         let (requests, cancel) = (self.requests(), self.request.cancel());
-        let session = store.open_session(slot, &requests, self.idle, self.end, cancel)?;
+        let session = store.open_session(slot, &requests, self.idle, self.request.end(), cancel)?;
         let asked_at = self.request.now();
         let span = deadline.saturating_since(asked_at);
         let span = span.min(C::LONGEST_WAIT);
@@ -186,7 +180,8 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         };
         let wait = |connection: &mut C| cancellable(connection, cancel, wait);
         let sessions = &store.sessions;
-        let replies = sessions.call_first(&session, &requests, || store.left(self.end), wait);
+        let replies =
+            sessions.call_first(&session, &requests, || store.left(self.request.end()), wait);
         if replies.is_err() && self.request.is_cancelled() {
             return Ok(None);
         }
