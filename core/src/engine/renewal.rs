@@ -77,8 +77,10 @@ impl Engine {
             let renew: Vec<_> = renew.collect();
             let batches = renew.chunks(self.capabilities.batch().max(1));
             let renewals = batches.map(|batch| Job::Renew(batch.to_vec()));
+            let renewals: Vec<_> = renewals.collect();
+            self.doubts.begin_renewals(renewals.len());
             let lost = due.lost.extract_if(.., |hold| hold.part == number);
-            let jobs = renewals.chain(lost.map(Job::NotifyLost));
+            let jobs = renewals.into_iter().chain(lost.map(Job::NotifyLost));
             if part.workers.push(jobs.chain(outages.take()).collect(), run) {
                 next = next.min(now + MAX_QUEUED);
             }
@@ -92,9 +94,19 @@ impl Engine {
 
     fn run(self: &Arc<Self>, job: Job) {
         match job {
-            Job::Renew(batch) => self.renew_batch(&batch),
+            Job::Renew(batch) => {
+                self.renew_batch(&batch);
+                self.end_renewals(1);
+            }
             Job::NotifyLost(hold) => self.notify_lost(&hold),
             Job::NotifyOutages => self.notify_outages(),
+        }
+    }
+
+    /// Records that batches of renewals have ended.
+    fn end_renewals(&self, count: usize) {
+        if self.doubts.end_renewals(count, self.clock.now()) {
+            self.timer.note(HostInstant::from_nanos(0));
         }
     }
 

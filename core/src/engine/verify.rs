@@ -2,7 +2,7 @@
 //! them, instead of at their next renewal.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -31,23 +31,31 @@ pub(super) struct Doubts {
     /// The number of rounds that have begun, in which all leases are verified. An answer to a question
     /// that was asked before the last one proves nothing.
     rounds: AtomicU64,
-    /// Whether a round is due.
-    is_due: AtomicBool,
+    /// Whether the backend has noticed that leases may have ended.
+    is_noticed: AtomicBool,
+    /// Whether the store answers again after a request without an answer.
+    is_back: AtomicBool,
     /// Whether a request got no answer. The next answer is reason to verify all leases: the server may
     /// be another one, or empty.
     is_unreachable: AtomicBool,
     /// When one lease asks whether the store answers again, in nanoseconds.
     probe_at: AtomicU64,
+    /// The number of batches of renewals that are queued or under way.
+    renewing: AtomicUsize,
     pace: Mutex<Pace>,
 }
 
-/// When the last round began, and how long the next one waits. The time between rounds doubles while
-/// there is always reason for another one, so that a store that fails now and then is not asked for all
-/// leases all the time.
+/// When the last round began, and how long the next one waits.
 #[derive(Default)]
 struct Pace {
     began: HostInstant,
-    gap: Duration,
+    /// Whether renewals of the last round are under way.
+    is_under_way: bool,
+    /// The shortest time to the next round, for any reason: twice as long as the last one took.
+    least_gap: Duration,
+    /// The shortest time to the next round because the store answers again. It doubles while there is always such
+    /// a reason, so that a store that fails now and then is not asked for all leases all the time.
+    outage_gap: Duration,
 }
 
 impl Doubts {
@@ -56,30 +64,61 @@ impl Doubts {
         self.rounds.load(Ordering::SeqCst)
     }
 
-    /// Begins a round if one is due at `now`; `longest_gap` bounds the time between rounds. Returns when
-    /// the round begins, which is `now` if it does. `None` if no round is due.
+    /// Begins a round if one is due at `now`; `longest_gap` bounds the time between rounds after outages. Returns
+    /// when the round begins, which is `now` if it does. `None` if no round is due.
     pub(super) fn begin_round(
         &self,
         now: HostInstant,
         longest_gap: Duration,
     ) -> Option<HostInstant> {
-        if !self.is_due.swap(false, Ordering::SeqCst) {
+        let is_noticed = self.is_noticed.swap(false, Ordering::SeqCst);
+        let is_back = self.is_back.swap(false, Ordering::SeqCst);
+        if !is_noticed && !is_back {
             return None;
         }
         let mut pace = lock(&self.pace);
-        let earliest = pace.began + pace.gap;
+        let gap = match is_noticed {
+            true => pace.least_gap,
+            false => pace.least_gap.max(pace.outage_gap),
+        };
+        let earliest = pace.began + gap;
         if now < earliest {
-            self.is_due.store(true, Ordering::SeqCst);
+            self.is_noticed.fetch_or(is_noticed, Ordering::SeqCst);
+            self.is_back.fetch_or(is_back, Ordering::SeqCst);
             return Some(earliest);
         }
-        let is_calm = now >= earliest + pace.gap;
-        pace.gap = match is_calm {
-            true => MIN_ROUND_GAP,
-            false => (2 * pace.gap).min(longest_gap.clamp(MIN_ROUND_GAP, MAX_ROUND_GAP)),
-        };
+        if !is_noticed {
+            let is_calm = now >= earliest + pace.outage_gap;
+            pace.outage_gap = match is_calm {
+                true => MIN_ROUND_GAP,
+                false => {
+                    (2 * pace.outage_gap).min(longest_gap.clamp(MIN_ROUND_GAP, MAX_ROUND_GAP))
+                }
+            };
+        }
         pace.began = now;
+        pace.is_under_way = true;
+        pace.least_gap = MAX_ROUND_GAP;
         self.rounds.fetch_add(1, Ordering::SeqCst);
         Some(now)
+    }
+
+    /// Counts batches of renewals that begin.
+    pub(super) fn begin_renewals(&self, count: usize) {
+        self.renewing.fetch_add(count, Ordering::SeqCst);
+    }
+
+    /// Counts batches of renewals that have ended by `now`. The last of them ends the round. Returns whether
+    /// another round is due.
+    pub(super) fn end_renewals(&self, count: usize, now: HostInstant) -> bool {
+        if self.renewing.fetch_sub(count, Ordering::SeqCst) == count {
+            let mut pace = lock(&self.pace);
+            if std::mem::take(&mut pace.is_under_way) {
+                let took = now.saturating_since(pace.began);
+                pace.least_gap = (2 * took).clamp(MIN_ROUND_GAP, MAX_ROUND_GAP);
+            }
+        }
+        self.is_noticed.load(Ordering::SeqCst) || self.is_back.load(Ordering::SeqCst)
     }
 
     /// Returns how long a lease with this ttl, which got no answer at `now`, waits for its next renewal.
@@ -102,9 +141,9 @@ impl Doubts {
 }
 
 impl Engine {
-    /// Has all leases verified, as soon as the pace of the rounds permits.
-    fn verify_leases(&self) {
-        self.doubts.is_due.store(true, Ordering::SeqCst);
+    /// Makes a round due for this reason, as soon as the pace of the rounds permits.
+    fn verify_leases(&self, reason: &AtomicBool) {
+        reason.store(true, Ordering::SeqCst);
         self.timer.note(HostInstant::from_nanos(0));
     }
 
@@ -123,7 +162,7 @@ impl Engine {
         let is_unreachable = &self.doubts.is_unreachable;
         if is_unreachable.load(Ordering::Relaxed) && is_unreachable.swap(false, Ordering::SeqCst) {
             self.report_outage(None);
-            self.verify_leases();
+            self.verify_leases(&self.doubts.is_back);
         }
     }
 }
@@ -152,13 +191,13 @@ impl LeaseVerifier {
     /// than it has left.
     ///
     /// It returns at once, may be called from any thread and as often as there is a reason. Calls that
-    /// come close together cost one round: the first call is served at once, and the next round follows
-    /// after 50 ms at the earliest, or later while there is always reason for another one (at most a
-    /// twelfth of the ttl, and 1 s). Returns false if the keeper has ended: forget the verifier then.
+    /// come close together cost one round. The first call is served at once. The next round follows after 50 ms,
+    /// or after twice the time that the last one took if that is longer, but after 1 s at the latest. Returns false
+    /// if the keeper has ended: forget the verifier then.
     pub fn verify(&self) -> bool {
         let verified = self
             .background
-            .with(&self.engine, |engine| engine.verify_leases());
+            .with(&self.engine, |engine| engine.verify_leases(&engine.doubts.is_noticed));
         verified.is_some()
     }
 
@@ -206,21 +245,56 @@ impl LeaseVerifiers {
 mod tests {
     use super::*;
 
-    #[test]
-    fn rounds_slow_down_to_one_a_second_while_there_is_always_reason_for_another_one() {
-        let doubts = Doubts::default();
+    const LONGEST_GAP: Duration = Duration::from_secs(50);
+
+    /// Returns the milliseconds between rounds that are due all the time, and that take `took` each.
+    fn gaps(doubts: &Doubts, reason: &AtomicBool, took: Duration) -> [u128; 8] {
         let mut now = HostInstant::default() + Duration::from_secs(1);
-        let mut gaps = Vec::new();
-        for _ in 0..8 {
-            doubts.is_due.store(true, Ordering::SeqCst);
-            let begins = doubts.begin_round(now, Duration::from_secs(50)).unwrap();
-            gaps.push(begins.saturating_since(now).as_millis());
+        std::array::from_fn(|_| {
+            reason.store(true, Ordering::SeqCst);
+            let begins = doubts.begin_round(now, LONGEST_GAP).unwrap();
+            let gap = begins.saturating_since(now).as_millis();
             if begins > now {
-                assert!(doubts.begin_round(begins, Duration::from_secs(50)) == Some(begins));
+                assert!(doubts.begin_round(begins, LONGEST_GAP) == Some(begins));
             }
             now = begins;
-        }
+            doubts.begin_renewals(2);
+            assert!(!doubts.end_renewals(1, now));
+            assert!(!doubts.end_renewals(1, now + took));
+            gap
+        })
+    }
+
+    #[test]
+    fn rounds_after_outages_slow_down_to_one_a_second() {
+        let doubts = Doubts::default();
+        let gaps = gaps(&doubts, &doubts.is_back, Duration::ZERO);
         assert_eq!(gaps, [0, 50, 100, 200, 400, 800, 1_000, 1_000]);
+    }
+
+    #[test]
+    fn rounds_for_losses_that_are_noticed_slow_down_only_if_they_take_long() {
+        for (took, gap) in [(0, 50), (100, 200), (5_000, 1_000)] {
+            let doubts = Doubts::default();
+            let took = Duration::from_millis(took);
+            let gaps = gaps(&doubts, &doubts.is_noticed, took);
+            assert_eq!(gaps, [0, gap, gap, gap, gap, gap, gap, gap]);
+        }
+    }
+
+    /// A renewal without a reply delays the next round, but not for ever.
+    #[test]
+    fn round_waits_for_the_renewals_of_the_last_one_for_a_second_at_most() {
+        let doubts = Doubts::default();
+        let now = HostInstant::default() + Duration::from_secs(1);
+        for begins in [now, now + MAX_ROUND_GAP] {
+            doubts.is_noticed.store(true, Ordering::SeqCst);
+            assert!(doubts.begin_round(now, LONGEST_GAP) == Some(begins));
+            doubts.begin_renewals(1);
+        }
+        assert!(doubts.end_renewals(2, now), "the second round is due");
+        let earliest = doubts.begin_round(now, LONGEST_GAP);
+        assert!(earliest == Some(now + MIN_ROUND_GAP));
     }
 
     #[test]
