@@ -150,6 +150,7 @@ pub(crate) static TABLE: &[Case] = table! {
         wiped_store_tells_its_holders,
         ended_lease_is_told_to_its_holder,
         forced_release_is_told_to_its_holder,
+        losses_in_a_row_are_told_as_soon_as_the_first,
         handled_signals_lose_no_lease,
         handled_signals_extend_no_limit;
     rule_17_modes:

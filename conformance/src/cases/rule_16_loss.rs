@@ -2,6 +2,7 @@
 //! else.
 
 use std::thread;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{LockGuard, WaitOutcome};
 
@@ -56,6 +57,40 @@ pub(super) fn forced_release_is_told_to_its_holder(rig: &Rig<'_>) -> Outcome {
     assert_lost(rig, &lost);
     kept.renew().expect("the other name is still held");
     drop((lost, kept));
+    rig.nothing_left();
+    Ok(())
+}
+
+/// Takes the lock away in the way of which the store tells its holder.
+fn take_away(rig: &Rig<'_>, name: &str) -> Outcome {
+    if rig.needs_notice_of(Loss::Ended).is_ok() {
+        return rig.end_lease(name);
+    }
+    rig.needs_notice_of(Loss::Unlocked)?;
+    let asker = rig.keeper();
+    let seen = find(rig, &asker, name).expect("the name is held");
+    let freed = admin(&asker).force_release(&seen, deadline(rig));
+    assert!(freed.expect("the store replies"));
+    Ok(())
+}
+
+/// A keeper that verifies its leases less often while losses go on would be late with all of the last ones.
+pub(super) fn losses_in_a_row_are_told_as_soon_as_the_first(rig: &Rig<'_>) -> Outcome {
+    const LOSSES: usize = 30;
+    const LATE: Duration = Duration::from_millis(500);
+    let keeper = rig.keeper_with(rig.renewed(TTL_MS));
+    let mut fastest = Duration::MAX;
+    for loss in 0..LOSSES {
+        let name = format!("name {loss}");
+        let guard = take(&keeper, &name);
+        take_away(rig, &name)?;
+        let taken_at = Instant::now();
+        assert_lost(rig, &guard);
+        if loss >= LOSSES / 2 {
+            fastest = fastest.min(taken_at.elapsed());
+        }
+    }
+    assert!(fastest < LATE, "each of the last losses took {fastest:?}");
     rig.nothing_left();
     Ok(())
 }

@@ -85,6 +85,10 @@ impl Engine {
                 next = next.min(now + MAX_QUEUED);
             }
         }
+        if round == Some(now) {
+            // It may have nothing to renew.
+            self.doubts.end_renewals(0, now);
+        }
         // Threads of the wait queue rely on the poll to notice a clock that jumped.
         if self.waiting.load(Ordering::SeqCst) > 0 {
             next = next.min(now + MAX_SLEEP);
