@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{LockGuard, LockKeeper};
+use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::{LockGuard, LockKeeper, LockName};
 use lockkeeper_testkit::{
     EtcdCluster, EtcdKind, EtcdOptions, MySqlKind, MySqlOptions, PostgresKind, Proxy, RedisServer,
 };
@@ -71,6 +72,52 @@ fn two(url: &str) -> Result<[LockKeeper; 2], lockkeeper::Error> {
     Ok([lockkeeper::open(url)?, lockkeeper::open(url)?])
 }
 
+/// Takes 30 locks away, one every 60 ms, and returns the row of the longest time to guard lost.
+fn in_a_row(
+    store: &str,
+    url: &str,
+    mut fault: impl FnMut(&str) -> io::Result<()>,
+) -> Result<Row, Box<dyn Error>> {
+    const GAP: Duration = Duration::from_millis(60);
+    let keeper = lockkeeper::open(url)?;
+    let began = Instant::now();
+    let longest = thread::scope(|scope| {
+        let mut losses = Vec::new();
+        for number in 0..30 {
+            let name = format!("seat {number}");
+            let guard = keeper.lock(&name)?;
+            thread::sleep((GAP * number).saturating_sub(began.elapsed()));
+            fault(&name)?;
+            let taken = Instant::now();
+            losses.push(scope.spawn(move || ms(lost_at(&guard), taken)));
+        }
+        let mut longest: f64 = 0.0;
+        for loss in losses {
+            longest = longest.max(loss.join().map_err(|_| "a thread panicked")?);
+        }
+        Ok::<_, Box<dyn Error>>(longest)
+    })?;
+    Ok(row(
+        format!("longest of 30 losses 60 ms apart, {store}"),
+        longest,
+        BUDGET_MS,
+    ))
+}
+
+/// Returns the fault that takes a lock away by `unlock`.
+fn unlock(asker: &LockKeeper) -> impl FnMut(&str) -> io::Result<()> {
+    |name| {
+        let admin = asker.admin().ok_or(io::ErrorKind::Unsupported)?;
+        let deadline = SystemClock.now() + LIMIT;
+        let name = LockName::new(name).map_err(io::Error::other)?;
+        let held = admin
+            .held(Some(&name), deadline)
+            .map_err(io::Error::other)?;
+        let mut freed = held.iter().map(|held| admin.force_release(held, deadline));
+        freed.try_for_each(|freed| freed.map(drop).map_err(io::Error::other))
+    }
+}
+
 /// The rows of a server that forgets everything while the former holder can reach it, and while it cannot.
 fn restart_rows(
     store: &str,
@@ -104,6 +151,8 @@ pub(crate) fn redis() -> Rows {
     let flush = || server.command(&["FLUSHALL"]).map(drop);
     let what = "FLUSHALL to guard lost, redis".to_owned();
     let mut rows = rows_of(what, two(&server.url())?, flush)?;
+    let asker = lockkeeper::open(&server.url())?;
+    rows.push(in_a_row("redis", &server.url(), unlock(&asker))?);
     let url_via = |addr| server.url_via(addr);
     rows.extend(restart_rows("redis", server.addr(), url_via, || {
         server.restart()
@@ -123,6 +172,7 @@ pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
     };
     let what = format!("session killed to guard lost, {store}");
     let mut rows = rows_of(what, two(&server.url())?, kill)?;
+    rows.push(in_a_row(store, &server.url(), |_| kill())?);
     let url_via = |addr| server.url_via(addr);
     rows.extend(restart_rows(store, server.addr(), url_via, || {
         server.restart()
@@ -141,6 +191,7 @@ pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
     };
     let what = format!("session killed to guard lost, {store}");
     let mut rows = rows_of(what, two(&server.url())?, kill)?;
+    rows.push(in_a_row(store, &server.url(), |_| kill())?);
     let url_via = |addr| server.url_via(addr);
     rows.extend(restart_rows(store, server.addr(), url_via, || {
         server.restart()
@@ -154,6 +205,8 @@ pub(crate) fn on_etcd() -> Rows {
     let delete = || server.delete("lockkeeper/").map(drop);
     let what = "keys deleted to guard lost, etcd".to_owned();
     let mut rows = rows_of(what, two(&server.url())?, delete)?;
+    let asker = lockkeeper::open(&server.url())?;
+    rows.push(in_a_row("etcd", &server.url(), unlock(&asker))?);
     rows.push(election()?);
     Ok(rows)
 }

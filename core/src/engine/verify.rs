@@ -91,9 +91,7 @@ impl Doubts {
             let is_calm = now >= earliest + pace.outage_gap;
             pace.outage_gap = match is_calm {
                 true => MIN_ROUND_GAP,
-                false => {
-                    (2 * pace.outage_gap).min(longest_gap.clamp(MIN_ROUND_GAP, MAX_ROUND_GAP))
-                }
+                false => (2 * pace.outage_gap).min(longest_gap.clamp(MIN_ROUND_GAP, MAX_ROUND_GAP)),
             };
         }
         pace.began = now;
@@ -195,9 +193,9 @@ impl LeaseVerifier {
     /// or after twice the time that the last one took if that is longer, but after 1 s at the latest. Returns false
     /// if the keeper has ended: forget the verifier then.
     pub fn verify(&self) -> bool {
-        let verified = self
-            .background
-            .with(&self.engine, |engine| engine.verify_leases(&engine.doubts.is_noticed));
+        let verified = self.background.with(&self.engine, |engine| {
+            engine.verify_leases(&engine.doubts.is_noticed)
+        });
         verified.is_some()
     }
 
