@@ -24,6 +24,7 @@ mod release;
 mod release_all;
 mod release_lease;
 mod renewal;
+mod replies;
 mod report;
 pub(crate) mod retry;
 pub(crate) mod verify;
@@ -42,16 +43,16 @@ use crate::observer::Notifier;
 use crate::options::Settings;
 use crate::provider::LockProvider;
 use crate::timer::Timer;
+use crate::workers::Workers;
 
 use background::BackgroundUse;
 use background_release::BackgroundReleases;
 use close::Closing;
 use hold::Hold;
-use outage::OutageGate;
 use parts::Parts;
 use queue::Queue;
 use report::OutageReports;
-use verify::{Doubts, LeaseVerifier};
+use verify::LeaseVerifier;
 
 /// The longest time for which a single attempt waits for the store's answer to another thread, and for which a
 /// release is repeated. It is twice the response time-out of the network stores, so one request without a reply
@@ -77,23 +78,41 @@ pub(crate) struct Engine {
     /// The thread that watches deadlines.
     timer: Timer,
     parts: Parts,
+    /// The threads that send batches, renew leases, and call observers and callbacks of losses.
+    workers: Arc<Workers<JobKind, Job>>,
     background: Arc<BackgroundUse>,
     pub(crate) background_releases: BackgroundReleases,
     /// The number of threads that wait in the queue with a deadline.
     waiting: AtomicUsize,
     is_started: AtomicBool,
     closing: Closing,
-    outage: OutageGate,
-    doubts: Doubts,
     outage_reports: OutageReports,
 }
 
+/// The most threads for the jobs of one kind, where the store has one part.
+const MOST_OF_KIND: usize = 4;
+/// The same where it has several: some parts may hang, and the others still have threads.
+const MOST_OF_KIND_OF_SEVERAL: usize = 2;
+
 /// What a worker does.
 enum Job {
-    /// Renews a batch of leases.
-    Renew(Vec<Arc<Hold>>),
+    /// Sends the batches of a part, from this number on.
+    Send {
+        part: usize,
+        number: u64,
+    },
+    /// Renews a batch of leases of a part.
+    Renew(usize, Vec<Arc<Hold>>),
     NotifyLost(Arc<Hold>),
     NotifyOutages,
+}
+
+/// The kind of a job, with the part of the store that it asks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum JobKind {
+    Send(usize),
+    Renew(usize),
+    Notify,
 }
 
 impl Engine {
@@ -119,13 +138,18 @@ impl Engine {
             notifier,
             queue,
             parts: Parts::new(capabilities.parts()),
+            workers: Workers::new(
+                "lockkeeper-work",
+                match capabilities.parts() {
+                    1 => MOST_OF_KIND,
+                    _ => MOST_OF_KIND_OF_SEVERAL,
+                },
+            ),
             background: Arc::new(BackgroundUse::new()),
             background_releases: BackgroundReleases::new(),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
             closing: Closing::new(),
-            outage: OutageGate::new(),
-            doubts: Doubts::default(),
             outage_reports: OutageReports::default(),
         });
         engine.provider.watch_leases(LeaseVerifier::new(&engine));
@@ -181,7 +205,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.background_releases.end();
         self.timer.stop();
-        self.parts.stop();
+        self.workers.stop();
         self.background
             .end(match self.background_releases.pending() {
                 0 => CLOSE_LIMIT,
@@ -189,7 +213,6 @@ impl Drop for Shared {
             });
         // Report this last: the releases above can still begin an outage. Each beginning that observers are told of
         // needs an end.
-        self.report_outage(None);
-        self.notify_outages();
+        self.end_outages();
     }
 }

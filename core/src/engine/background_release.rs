@@ -4,7 +4,6 @@
 //! They are not the threads that renew, so that no renewal waits behind a release that hangs.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -71,8 +70,6 @@ pub(crate) struct BackgroundReleases {
     state: Mutex<State>,
     /// Notified when no release is left.
     all_done: Condvar,
-    /// Whether the last release took longer than a drop may wait.
-    are_slow: AtomicBool,
     /// Cancelled at the keeper's end: from then on nothing is repeated.
     ended: CancelToken,
 }
@@ -90,18 +87,8 @@ impl BackgroundReleases {
         Self {
             state: Mutex::default(),
             all_done: Condvar::new(),
-            are_slow: AtomicBool::new(false),
             ended: CancelToken::new(),
         }
-    }
-
-    /// Returns whether the last release took longer than a drop may wait.
-    pub(super) fn are_slow(&self) -> bool {
-        self.are_slow.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_slow(&self, are_slow: bool) {
-        self.are_slow.store(are_slow, Ordering::Relaxed);
     }
 
     pub(crate) fn pending(&self) -> usize {
@@ -324,8 +311,9 @@ impl Engine {
         };
         let lost_reply = guard.as_mut().and_then(|guard| guard.lost_reply.take());
         let mut retry = Retry::new(limits, self.clock.now()).continued(lost_reply);
-        retry.ride_out(&self.outage);
-        if let Some((_, cause)) = self.outage.current() {
+        let gate = &self.parts.get(lease.part).outage;
+        retry.ride_out(gate);
+        if let Some((_, cause)) = gate.current() {
             fail(&cause);
         }
         let mut paused = retry.before_first();
@@ -335,10 +323,11 @@ impl Engine {
             }
             let asked_at = self.clock.now();
             let deadline = until.min(asked_at + RELEASE_LIMIT);
-            let error = match self.attempt_release(lease, deadline, retry.lost_reply()) {
+            let error = match self.attempt_release(lease, (asked_at, deadline), retry.lost_reply())
+            {
                 ReleaseAttempt::Answered(answer) => {
                     let took = self.clock.now().saturating_since(asked_at);
-                    self.background_releases.set_slow(took >= DROP_LIMIT);
+                    gate.set_slow(took >= DROP_LIMIT);
                     return Some(answer);
                 }
                 ReleaseAttempt::NoAnswer(again, error) => {

@@ -51,6 +51,8 @@ impl Attempt {
 pub(super) struct LeaseAsk {
     pub(super) lease: ErasedLease,
     pub(super) verb: LeaseVerb,
+    /// When its caller began to ask.
+    pub(super) asked_at: HostInstant,
     /// The end of the wait for the answer.
     pub(super) deadline: HostInstant,
 }
@@ -66,9 +68,31 @@ pub(super) type AttemptAnswer = Result<Option<Grant<ErasedLease>>, Error>;
 /// Whether the lease was still held.
 pub(super) type LeaseAnswer = Result<bool, Error>;
 
+/// An attempt and its answer.
+pub(super) type Attempted = (Attempt, AttemptAnswer);
+
+/// A request about a lease and its answer.
+pub(super) type AskedAbout = (LeaseAsk, LeaseAnswer);
+
 impl Engine {
-    /// Asks the provider for all of it in one call. The answers are in the order of the questions.
+    /// Asks the provider for all of it, about one part of the store, in one call. Notes what the answers say of the store,
+    /// and returns each request with its answer.
     pub(super) fn exchange(
+        &self,
+        part: usize,
+        attempts: Vec<Attempt>,
+        mut asks: Vec<LeaseAsk>,
+    ) -> (Vec<Attempted>, Vec<AskedAbout>) {
+        let asked_at = self.clock.now();
+        let (granted, held) = self.call(&attempts, &mut asks);
+        let attempts: Vec<_> = attempts.into_iter().zip(granted).collect();
+        let asks: Vec<_> = asks.into_iter().zip(held).collect();
+        self.note_batch((part, asked_at), &attempts, &asks);
+        (attempts, asks)
+    }
+
+    /// Returns the answers in the order of the requests.
+    fn call(
         &self,
         attempts: &[Attempt],
         asks: &mut [LeaseAsk],

@@ -17,13 +17,13 @@ use crate::sync::run_caught;
 use crate::timer::MAX_SLEEP;
 use crate::workers::MAX_QUEUED;
 
-use super::Engine;
 use super::background_release::DroppedGuard;
 use super::batch::{self, Batches, Kind, NoReply, Stopped, UnderWay, wake_callers};
 use super::exchange::{Attempt, AttemptAnswer, LeaseAnswer, LeaseAsk, LeaseVerb};
 use super::hold::Hold;
 use super::hold::lease::{Asked, Unwanted};
 use super::release_lease::found_after;
+use super::{Engine, Job, JobKind};
 
 /// The attempts and the questions about leases that travel together.
 pub(super) type Requests = Batches<Attempts, Leases>;
@@ -79,13 +79,13 @@ pub(super) struct Queued<K: Kind> {
 }
 
 impl Engine {
-    /// Makes one attempt for an acquisition, which may wait in the store.
+    /// Makes one attempt for an acquisition of a name of this part, which may wait in the store.
     pub(super) fn request_name(
         self: &Arc<Self>,
         request: &AcquireRequest<'_>,
+        (part, asked_at): (usize, HostInstant),
         alone: &Alone,
     ) -> Result<Option<Grant<ErasedLease>>, Error> {
-        let part = self.part_of(request);
         if !self.begin_alone(part, alone) {
             let waits = request.deadline.is_some_and(|at| request.now() < at);
             match self.attempt_in_batch(request, part) {
@@ -97,6 +97,7 @@ impl Engine {
         }
         let mut answer = self.provider.acquire(request);
         note_part(&mut answer, part);
+        self.note_attempt(request, (part, asked_at), &answer);
         self.end_alone(alone);
         answer
     }
@@ -173,6 +174,7 @@ impl Engine {
         let alone = Alone::default();
         if self.begin_alone(ask.lease.part, &alone) {
             let answer = self.ask_directly(&mut ask);
+            self.note_lease(&ask, &answer);
             self.end_alone(&alone);
             return LeaseReply::Answered(ask.lease, answer);
         }
@@ -283,7 +285,7 @@ impl Engine {
                     let requests = &self.parts.get(*part).requests;
                     number.set(self.follow(*part, requests.overtake(number.get())));
                     // If the threads hang, this brings in more of them.
-                    self.start_senders(*part, Vec::new());
+                    self.start_work(Vec::new());
                 }
                 Err(_) => {}
             }
@@ -307,7 +309,7 @@ impl Engine {
         if let Some((part, number)) = alone.0.take()
             && let Some(number) = self.parts.get(part).requests.end_alone(number)
         {
-            self.start_senders(part, vec![number]);
+            self.start_sender(part, number);
         }
     }
 
@@ -315,7 +317,7 @@ impl Engine {
     fn follow(self: &Arc<Self>, part: usize, under_way: UnderWay) -> u64 {
         match under_way {
             UnderWay::Start(number) => {
-                self.start_senders(part, vec![number]);
+                self.start_sender(part, number);
                 number
             }
             UnderWay::Other(number) => number,
@@ -323,28 +325,23 @@ impl Engine {
     }
 
     /// Has the keeper's threads send the queue of a part.
-    fn start_senders(self: &Arc<Self>, part: usize, jobs: Vec<u64>) {
-        let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
-        let run = move |number| {
-            let sent = background.with(&weak, |engine| engine.send_batches(part, number));
-            sent.is_some()
-        };
-        self.parts.get(part).senders.push(jobs, &run);
+    fn start_sender(self: &Arc<Self>, part: usize, number: u64) {
+        self.start_work(vec![(JobKind::Send(part), Job::Send { part, number })]);
     }
 
     /// Sends the queue of a part, batch after batch, until it is empty.
-    fn send_batches(self: &Arc<Self>, part: usize, mut number: u64) {
+    pub(super) fn send_batches(self: &Arc<Self>, part: usize, mut number: u64) {
         let (limit, requests) = (self.capabilities.batch(), &self.parts.get(part).requests);
         while let Some((attempts, asks)) = requests.next(&mut number, limit) {
             let (callers, attempts): (Vec<_>, Vec<_>) = attempts.into_iter().unzip();
-            let (holders, mut asks): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
-            let (granted, answers) = self.exchange(&attempts, &mut asks);
+            let (holders, asks): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
+            let (granted, answers) = self.exchange(part, attempts, asks);
             let (mut unwanted, mut left_leases) = (Vec::new(), Vec::new());
-            for (entry, mut answer) in callers.iter().zip(granted) {
+            for (entry, (_, mut answer)) in callers.iter().zip(granted) {
                 note_part(&mut answer, part);
                 unwanted.extend(entry.answer(answer));
             }
-            for ((entry, ask), answer) in holders.iter().zip(asks).zip(answers) {
+            for (entry, (ask, answer)) in holders.iter().zip(answers) {
                 left_leases.extend(entry.answer((ask.lease, answer)));
             }
             wake_callers(&callers, &holders);

@@ -14,13 +14,14 @@ use super::group::{LeaseReply, LeftLease, unanswered};
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
 use super::queue::Key;
+use super::release_lease::is_no_answer;
 use super::waiter::WaitKind;
 use super::{ATTEMPT_LIMIT, Engine};
 
 impl Acquisition<'_, '_> {
     /// Acquires the name from the store as the head of its queue.
     pub(super) fn acquire_as_head(&self) -> Result<Option<Acquired>, Error> {
-        let mut permit = HeadPermit::new(self.engine, self.key);
+        let mut permit = HeadPermit::new(self.engine, self.key, self.part.get());
         let answer = self.acquire_from_store(&mut permit);
         permit.end(answer)
     }
@@ -32,6 +33,9 @@ impl Acquisition<'_, '_> {
         }
         let until = request.deadline.unwrap_or(request.end());
         self.retry.borrow_mut().begin(until, request.started());
+        if self.kind == WaitKind::ThroughOutages {
+            self.retry.borrow_mut().ride_out(self.gate());
+        }
         let result = self.ask();
         let is_reply_lost = self.retry.borrow_mut().end();
         // A cancelled request need not have seen a holder.
@@ -59,7 +63,7 @@ impl Acquisition<'_, '_> {
         let (engine, request) = (self.engine, &self.request);
         let rides_out = self.kind == WaitKind::ThroughOutages;
         // This thread waits for the answer to another one. Those that ride no outage out do not.
-        if rides_out && let Some((_, cause)) = engine.outage.current() {
+        if rides_out && let Some((_, cause)) = self.gate().current() {
             engine.queue.fail(self.key, &cause);
         }
         self.retry.borrow_mut().before_first()?;
@@ -77,7 +81,7 @@ impl Acquisition<'_, '_> {
                 }
                 Err(error) => error,
             };
-            let paused = (request.retry)(&error, request.answered_at.get());
+            let paused = (self.pause)(&error, request.answered_at.get());
             paused.map_err(|error| self.retry.borrow_mut().last(error))?;
         }
     }
@@ -85,9 +89,8 @@ impl Acquisition<'_, '_> {
     fn attempt(&self) -> Result<AttemptResult, Error> {
         let (engine, request) = (self.engine, &self.request);
         request.answered_at.set(None);
-        let answer = engine.request_name(request, self.alone);
-        engine.note_answer(request, &answer);
-        let Some(grant) = answer? else {
+        let asked = (self.part.get(), self.retry.borrow().asked_at());
+        let Some(grant) = engine.request_name(request, asked, self.alone)? else {
             return Ok(AttemptResult::Busy);
         };
         let hold = engine.confirm_grant(request, self.terms, grant)?;
@@ -96,21 +99,6 @@ impl Acquisition<'_, '_> {
 }
 
 impl Engine {
-    /// Records whether the store has answered an attempt.
-    #[inline(always)] // As in `release.rs`.
-    pub(super) fn note_answer(
-        &self,
-        request: &AcquireRequest<'_>,
-        answer: &Result<Option<Grant<ErasedLease>>, Error>,
-    ) {
-        match answer {
-            Ok(_) if request.is_cancelled() => {}
-            Ok(_) => self.answered(),
-            Err(error) if is_from_store(error.kind()) => self.answered(),
-            Err(error) => self.unanswered(error),
-        }
-    }
-
     /// Makes a hold of a grant. `None` if the lease had ended before its grant was seen.
     #[inline(always)] // As in `release.rs`.
     pub(super) fn confirm_grant(
@@ -144,6 +132,7 @@ impl Engine {
             let ask = LeaseAsk {
                 lease: grant.lease,
                 verb: LeaseVerb::Renew { ttl },
+                asked_at: now,
                 deadline: request.end().min(now + ttl),
             };
             // The caller leaves at its deadline or a cancel, whatever the store does.
@@ -199,21 +188,12 @@ fn late() -> Error {
     )
 }
 
-/// Returns whether an attempt that failed with this kind proves that the store can be reached.
-fn is_from_store(kind: ErrorKind) -> bool {
-    !matches!(
-        kind,
-        ErrorKind::Unavailable
-            | ErrorKind::Unknown
-            | ErrorKind::PoolExhausted
-            | ErrorKind::Cancelled
-    )
-}
-
 /// The right to ask the store for a name. It is passed on also when the provider panics.
 pub(super) struct HeadPermit<'a> {
     engine: &'a Arc<Engine>,
     key: Key<'a>,
+    /// The part of the store that keeps the name.
+    part: usize,
     /// The number of rounds of verification before the store was asked.
     round: u64,
     /// The error of a store that did not answer.
@@ -223,11 +203,12 @@ pub(super) struct HeadPermit<'a> {
 }
 
 impl<'a> HeadPermit<'a> {
-    pub(super) fn new(engine: &'a Arc<Engine>, key: Key<'a>) -> Self {
+    pub(super) fn new(engine: &'a Arc<Engine>, key: Key<'a>, part: usize) -> Self {
         Self {
             engine,
             key,
-            round: engine.doubts.rounds(),
+            part,
+            round: engine.parts.get(part).doubts.rounds(),
             store_error: None,
             abandoned: None,
         }
@@ -257,8 +238,7 @@ impl<'a> HeadPermit<'a> {
             Ok(None) => Ok(None),
             Err(error) => {
                 // The others ask by themselves what the store says to their own requests.
-                let is_news = !is_from_store(error.kind()) && error.kind() != ErrorKind::Cancelled;
-                self.store_error = is_news.then(|| error.clone());
+                self.store_error = is_no_answer(error.kind()).then(|| error.clone());
                 Err(error)
             }
         }
@@ -268,12 +248,13 @@ impl<'a> HeadPermit<'a> {
     #[inline(always)] // As in `release.rs`.
     fn grant(self, hold: &Arc<Hold>) {
         let (engine, round, due) = (self.engine, self.round, hold.due());
+        let doubts = &engine.parts.get(self.part).doubts;
         engine.queue.hold(self.key, Arc::clone(hold), due);
         // The name has a hold now. Nothing is passed on, and there is no error to drop.
         std::mem::forget(self);
         engine.timer.note(HostInstant::from_nanos(due));
         // A round that began before the hold was in the queue did not concern it.
-        if round != engine.doubts.rounds() {
+        if round != doubts.rounds() {
             engine.verify(hold);
         }
     }

@@ -74,7 +74,8 @@ impl Engine {
         loop {
             let rest = names.get(taken.acquired.len()..).unwrap_or_default();
             // In an outage one acquisition asks for all.
-            if rest.len() > 1 && self.capabilities.batch() > 1 && !self.outage.is_down() {
+            let is_down = self.parts.iter().any(|part| part.outage.is_down());
+            if rest.len() > 1 && self.capabilities.batch() > 1 && !is_down {
                 let (acquired, end) = self.acquire_free(rest, options, deadline);
                 taken.acquired.extend(acquired);
                 if let (Some(end), Some(next)) = (end, names.get(taken.acquired.len())) {
@@ -167,7 +168,6 @@ impl Engine {
         terms: LeaseTerms,
         answer: AttemptAnswer,
     ) -> Result<Option<Acquired>, Error> {
-        self.note_answer(request, &answer);
         let hold = match answer {
             Ok(Some(grant)) => match self.confirm_grant(request, terms, grant) {
                 Ok(None) => Err(expired()),
@@ -206,7 +206,6 @@ impl Engine {
                     steps.push(Step::HandedOver(Acquired::new(hold, number)));
                 }
                 Some(Given::HeadPermit) => {
-                    let permit = HeadPermit::new(self, key);
                     let request = AcquireRequest {
                         mode: terms.mode,
                         cancel: Some(token),
@@ -214,7 +213,9 @@ impl Engine {
                         end: self.end_of(deadline, now),
                         ..AcquireRequest::attempt(name, terms.policy.ttl(), &*self.clock)
                     };
-                    let queued = self.attempt_of(&request, self.part_of(&request));
+                    let part = self.part_of(&request);
+                    let permit = HeadPermit::new(self, key, part);
+                    let queued = self.attempt_of(&request, part);
                     steps.push(Step::Asks(permit, Box::new(request), queued));
                 }
                 Some(Given::Nothing(_)) | None => break,

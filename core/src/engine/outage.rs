@@ -1,14 +1,17 @@
-//! Outages of the store. While the store cannot be reached, one acquisition of the keeper asks it at a
-//! time, and all others that wait learn from the answer.
+//! Outages of one part of the store: when they begin and end, and which acquisitions ask meanwhile.
 //!
-//! The first acquisition that fails becomes the prober: it repeats its request after a back-off. Others
-//! park. Each attempt of the prober that fails makes the next parked acquisition the prober, so that
-//! the names take turns: a failure of one name alone does not hold up the others. The first answer of
-//! the store, to any thread, ends the outage, and then all parked acquisitions ask.
+//! An outage begins with a refused connection or a time-out, and not if the store has replied to a later request.
+//! It ends with the reply to a request that was made after it began. A request that is still pending when its
+//! caller stops to wait is no news of the store.
+//!
+//! In an outage, one acquisition asks at a time, and all others learn from its answer. The first one that fails
+//! becomes the prober: it repeats its request after a back-off. Others park. Each attempt of the prober that fails
+//! makes the next parked acquisition the prober, so that the names take turns: a failure of one name alone does not
+//! hold up the others. When the outage ends, all parked acquisitions ask.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::sync::{Parker, Unparker};
@@ -25,11 +28,25 @@ use super::backoff::{Limits, backoff, random};
 const MAX_DELAY: Duration = Duration::from_millis(20);
 /// The shortest outage whose length an error tells: the cause alone says more about a shorter one.
 const MIN_TOLD: Duration = Duration::from_millis(1);
+/// A request without a reply for so long met a time-out. A shorter one met a connection that was closed, and the
+/// next connection tells whether there is an outage.
+const MIN_TIME_OUT: Duration = Duration::from_millis(100);
+/// A request that reaches its own deadline earlier than this is pending: a busy server may take so long.
+const MAX_PENDING: Duration = Duration::from_millis(500);
+/// How exactly the newest answered request is known. Noting each of them would have all threads write one word.
+const HEARD_STEP: Duration = Duration::from_millis(10);
 
-/// The outage of a keeper's store, if there is one.
+/// What the replies of one part of the store tell of it.
 pub(super) struct OutageGate {
-    /// Whether there is an outage: all that is read while there is none.
+    /// Whether there is an outage.
     is_down: AtomicBool,
+    /// When the last request without an answer failed, in nanoseconds; 0 after an answer. That answer is reason to
+    /// verify all leases: the server may be another one, or empty.
+    failed_at: AtomicU64,
+    /// When the newest answered request was made, in nanoseconds.
+    heard_at: AtomicU64,
+    /// Whether the last release took longer than a drop may wait.
+    is_slow: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -42,19 +59,47 @@ struct State {
 }
 
 struct Current {
+    /// When the request was made that began the outage.
     since: HostInstant,
+    /// When that request failed.
+    noticed_at: HostInstant,
     /// The last failure.
     cause: Error,
-    /// The ticket of the acquisition that asks.
+    /// The ticket of the acquisition that asks; 0 if there is none.
     prober: u64,
     /// How often a prober has asked.
     probes: u32,
+}
+
+/// A request that the store did not answer.
+pub(super) struct Unanswered<'a> {
+    pub(super) error: &'a Error,
+    /// When it was made.
+    pub(super) asked_at: HostInstant,
+    /// When its caller stops to wait.
+    pub(super) deadline: HostInstant,
+    pub(super) asked: Asked,
+}
+
+/// What an unanswered request was about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Its reply may be lost with a connection, and so may the next one: a store that closes each connection loses all
+    /// of them, which is an outage.
+    ForName,
+    /// The backend may know without asking that a lease gets no reply.
+    ForLease,
+    /// Other requests of the same batch were answered, so there is no outage.
+    BesideAnswers,
 }
 
 impl OutageGate {
     pub(super) fn new() -> Self {
         Self {
             is_down: AtomicBool::new(false),
+            failed_at: AtomicU64::new(0),
+            heard_at: AtomicU64::new(0),
+            is_slow: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
@@ -63,19 +108,96 @@ impl OutageGate {
         self.is_down.load(Ordering::Relaxed)
     }
 
-    /// Records that the store has answered, whatever it said: all parked acquisitions ask again.
-    pub(super) fn answered(&self) {
-        if self.is_down() {
-            self.set(&mut lock(&self.state), None);
+    /// Returns whether the store has not answered since a request failed.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.failed_at.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns whether a store that is asked now is likely not to answer soon.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_in_doubt() || self.is_slow.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the last release took longer than a drop may wait.
+    pub(super) fn set_slow(&self, is_slow: bool) {
+        self.is_slow.store(is_slow, Ordering::Relaxed);
+    }
+
+    /// Records the answer to a request that was made at `asked_at`, while the store is not in doubt.
+    #[inline(always)] // As in `release.rs`.
+    pub(super) fn hear(&self, asked_at: HostInstant) {
+        let heard_at = self.heard_at.load(Ordering::Relaxed);
+        if asked_at > HostInstant::from_nanos(heard_at) + HEARD_STEP {
+            self.heard_at
+                .fetch_max(asked_at.as_nanos(), Ordering::Relaxed);
         }
     }
 
-    /// Begins or ends an outage.
-    fn set(&self, state: &mut State, outage: Option<Current>) {
-        self.is_down.store(outage.is_some(), Ordering::Relaxed);
-        state.outage = outage;
-        if state.outage.is_none() {
+    /// Records the answer to a request that was made at `asked_at`, and calls `report_end` if it ends an
+    /// outage. Returns whether leases are to be verified, since the store was in doubt.
+    #[cold]
+    pub(super) fn recover(&self, asked_at: HostInstant, report_end: impl FnOnce()) -> bool {
+        let mut state = lock(&self.state);
+        self.heard_at
+            .fetch_max(asked_at.as_nanos(), Ordering::Relaxed);
+        let failed_at = self.failed_at.load(Ordering::Relaxed);
+        let is_first = failed_at != 0 && asked_at.as_nanos() >= failed_at;
+        if is_first {
+            self.failed_at.store(0, Ordering::SeqCst);
+        }
+        let is_over = |outage: &mut Current| asked_at >= outage.noticed_at;
+        let has_ended = state.outage.take_if(is_over).is_some();
+        if has_ended {
+            self.is_down.store(false, Ordering::Relaxed);
+            report_end();
             state.unpark_all();
+        }
+        is_first || has_ended
+    }
+
+    /// Records at `now` that the store did not answer a request, and calls `report_begin` with the beginning of an
+    /// outage.
+    #[cold]
+    pub(super) fn fail(
+        &self,
+        unanswered: &Unanswered<'_>,
+        now: HostInstant,
+        report_begin: impl FnOnce(HostInstant),
+    ) {
+        let Unanswered {
+            error, asked_at, ..
+        } = *unanswered;
+        let took = now.saturating_since(asked_at);
+        let is_pending = now >= unanswered.deadline && took < MAX_PENDING;
+        let mut state = lock(&self.state);
+        let heard_at = HostInstant::from_nanos(self.heard_at.load(Ordering::Relaxed));
+        if is_pending || heard_at > asked_at {
+            return;
+        }
+        // 0 is no failure.
+        let failed_at = self.failed_at.swap(now.as_nanos().max(1), Ordering::SeqCst);
+        let is_repeated = failed_at != 0 && asked_at.as_nanos() >= failed_at;
+        let is_unavailable = error.kind() == ErrorKind::Unavailable;
+        let begins = match unanswered.asked {
+            _ if is_unavailable || took >= MIN_TIME_OUT => true,
+            Asked::ForName => is_repeated,
+            Asked::ForLease | Asked::BesideAnswers => false,
+        };
+        match &mut state.outage {
+            Some(outage) if is_unavailable => outage.cause = error.clone(),
+            None if begins && unanswered.asked != Asked::BesideAnswers => {
+                state.outage = Some(Current {
+                    since: asked_at,
+                    noticed_at: now,
+                    // Nothing was granted to those that learn of it.
+                    cause: error.clone().with_kind(ErrorKind::Unavailable),
+                    prober: 0,
+                    probes: 0,
+                });
+                self.is_down.store(true, Ordering::Relaxed);
+                report_begin(asked_at);
+            }
+            _ => {}
         }
     }
 
@@ -112,6 +234,24 @@ impl State {
         self.last_ticket
     }
 
+    /// Makes an acquisition the prober, and draws its ticket unless it is parked with one.
+    fn make_prober(&mut self, ticket: &mut u64, is_parked: bool) {
+        if !is_parked {
+            *ticket = self.draw_ticket();
+        }
+        if let Some(outage) = &mut self.outage {
+            outage.prober = *ticket;
+        }
+    }
+
+    /// Records that the prober has failed, and makes the first parked acquisition the prober.
+    fn probe_failed(&mut self) {
+        if let Some(outage) = &mut self.outage {
+            outage.probes = outage.probes.saturating_add(1);
+        }
+        self.pass_on();
+    }
+
     /// Makes the first parked acquisition the prober. Returns whether there is one.
     fn pass_on(&mut self) -> bool {
         let (Some(outage), Some((ticket, unparker))) =
@@ -142,33 +282,16 @@ impl<'a> Rider<'a> {
         Some(self.gate.current()?.0)
     }
 
-    /// Records that an attempt of this acquisition failed; the store did not answer since `since`.
-    /// Returns whether there is an outage. A lost reply begins none unless the attempt before it failed, too
-    /// (`is_repeated`): a store that is silent, or closes each connection, loses every reply.
-    pub(super) fn failed(&mut self, error: &Error, since: HostInstant, is_repeated: bool) -> bool {
-        let is_unavailable = error.kind() == ErrorKind::Unavailable;
+    /// Records that an attempt of this acquisition failed. Returns whether there is an outage.
+    pub(super) fn failed(&mut self) -> bool {
         let mut state = lock(&self.gate.state);
-        let Some(outage) = &mut state.outage else {
-            let begins = is_unavailable || is_repeated;
-            if begins {
-                self.ticket = state.draw_ticket();
-                let outage = Current {
-                    since,
-                    // Nothing was granted to those that learn of it.
-                    cause: error.clone().with_kind(ErrorKind::Unavailable),
-                    prober: self.ticket,
-                    probes: 0,
-                };
-                self.gate.set(&mut state, Some(outage));
-            }
-            return begins;
+        let Some(outage) = &state.outage else {
+            return false;
         };
-        if is_unavailable {
-            outage.cause = error.clone();
-        }
-        if outage.prober == self.ticket {
-            outage.probes = outage.probes.saturating_add(1);
-            state.pass_on();
+        if outage.prober == 0 {
+            state.make_prober(&mut self.ticket, false);
+        } else if outage.prober == self.ticket {
+            state.probe_failed();
         }
         true
     }
@@ -187,6 +310,9 @@ impl<'a> Rider<'a> {
         let mut state = lock(&self.gate.state);
         let (mut is_parked, mut ask_at) = (false, None);
         let result = loop {
+            if state.outage.as_ref().is_some_and(|it| it.prober == 0) {
+                state.make_prober(&mut self.ticket, is_parked);
+            }
             let Some(outage) = &state.outage else {
                 break Ok(());
             };
@@ -234,9 +360,12 @@ impl Drop for Rider<'_> {
             return;
         }
         let mut state = lock(&self.gate.state);
-        if state.is_prober(self.ticket) && !state.pass_on() {
-            // The next acquisition finds out by itself.
-            self.gate.set(&mut state, None);
+        if state.is_prober(self.ticket)
+            && !state.pass_on()
+            && let Some(outage) = &mut state.outage
+        {
+            // The next acquisition asks at once.
+            (outage.prober, outage.probes) = (0, 0);
         }
     }
 }
@@ -286,8 +415,18 @@ mod tests {
         let (gate, clock) = (OutageGate::new(), ManualClock::new());
         let gone = Error::new(ErrorKind::Unavailable, "the test's store is gone");
         let began = clock.now();
+        let fail = || {
+            let unanswered = Unanswered {
+                error: &gone,
+                asked_at: began,
+                deadline: began + LIMIT,
+                asked: Asked::ForName,
+            };
+            gate.fail(&unanswered, began, |_| {});
+        };
+        fail();
         let mut former = Rider::new(&gate);
-        assert!(former.failed(&gone, began, false));
+        assert!(former.failed());
         thread::scope(|scope| {
             let ((waits, is_waiting), (sender, ended)) = (channel(), channel());
             let (clock, former) = (&clock, &mut former);
@@ -306,14 +445,15 @@ mod tests {
             for _ in 0..1_000 {
                 thread::yield_now();
             }
-            gate.answered();
+            assert!(gate.recover(began, || {}));
+            fail();
             let mut next = Rider::new(&gate);
-            assert!(next.failed(&gone, began, false));
+            assert!(next.failed());
             clock.advance(2 * LIMIT);
             gate.unpark_all();
             let result = ended.recv_timeout(LIMIT);
             // Else the thread of a wait that does not end would keep the test from failing.
-            gate.answered();
+            gate.recover(began, || {});
             // It may ask if it came between the two outages.
             let _ = result.expect("the wait ends");
         });

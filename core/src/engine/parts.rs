@@ -1,29 +1,28 @@
-//! The parts of a store, each with batches and threads of its own: a part that hangs delays no other.
+//! The parts of a store, each with batches and outages of its own: a part that hangs delays no other.
 
 use std::iter;
-use std::sync::Arc;
 
 use crate::provider::AcquireRequest;
-use crate::workers::Workers;
 
+use super::Engine;
 use super::group::Requests;
-use super::{Engine, Job};
+use super::outage::OutageGate;
+use super::verify::Doubts;
 
-/// What the engine has for one part of the store. Its threads start when they are first needed.
+/// What the engine has for one part of the store.
 pub(super) struct Part {
-    /// What travels together, and the threads that send it.
+    /// What travels together.
     pub(super) requests: Requests,
-    pub(super) senders: Arc<Workers<u64>>,
-    /// The threads that renew leases and report losses.
-    pub(super) workers: Arc<Workers<Job>>,
+    pub(super) outage: OutageGate,
+    pub(super) doubts: Doubts,
 }
 
 impl Part {
     fn new() -> Self {
         Self {
             requests: Requests::new(),
-            senders: Workers::new("lockkeeper-send"),
-            workers: Workers::new("lockkeeper-renew"),
+            outage: OutageGate::new(),
+            doubts: Doubts::default(),
         }
     }
 }
@@ -52,14 +51,6 @@ impl Parts {
     /// Returns all parts, in the order of their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Part> {
         iter::once(&self.first).chain(&self.others)
-    }
-
-    /// Ends the threads without waiting for them.
-    pub(super) fn stop(&self) {
-        for part in self.iter() {
-            part.workers.stop();
-            part.senders.stop();
-        }
     }
 }
 

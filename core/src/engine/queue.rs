@@ -276,6 +276,7 @@ fn unserved_by(state: &NameState, waiter: &Waiter) -> Unserved {
     match &state.store_error {
         Some(error) => Unserved::Failed(error.clone()),
         None if state.holders_seen == waiter.seen_before => Unserved::Silent,
-        None => Unserved::Busy,
+        None if state.is_busy() => Unserved::Busy,
+        None => Unserved::Freed,
     }
 }

@@ -54,8 +54,8 @@ impl Engine {
         let Some((ending, mut ended)) = self.end_dropped_guard(acquired, now) else {
             return;
         };
-        let lease = self.take_to_drop(ending, &mut ended);
-        let attempt = lease.map(|lease| self.attempt_release(lease, now + DROP_LIMIT, None));
+        let lease = self.take_to_drop(acquired, ending, &mut ended);
+        let attempt = lease.map(|lease| self.attempt_release(lease, (now, now + DROP_LIMIT), None));
         self.finish_drop(acquired, ending, ended, attempt);
     }
 
@@ -76,8 +76,14 @@ impl Engine {
 
     /// Takes the lease of a guard that is dropped if its own thread is to ask the store.
     #[inline(always)]
-    pub(super) fn take_to_drop(&self, ending: Ending, ended: &mut Ended) -> Option<ErasedLease> {
-        match ending.in_time && !self.is_silent() {
+    pub(super) fn take_to_drop(
+        &self,
+        acquired: &Acquired,
+        ending: Ending,
+        ended: &mut Ended,
+    ) -> Option<ErasedLease> {
+        let gate = &self.parts.get(acquired.hold.part).outage;
+        match ending.in_time && !gate.is_silent() {
             true => ended.lease.take(),
             false => None,
         }
@@ -107,7 +113,7 @@ impl Engine {
                 }
                 ReleaseAttempt::UnderWay(entry) => under_way = Some(entry),
             }
-            self.background_releases.set_slow(true);
+            self.parts.get(acquired.hold.part).outage.set_slow(true);
         }
         let guard = Box::new(DroppedGuard {
             acquired: acquired.clone(),
@@ -119,11 +125,6 @@ impl Engine {
             Some(entry) => self.release_under_way(&entry, guard),
         }
         self.run_callbacks(&acquired.hold, ending, ended.callbacks);
-    }
-
-    /// Returns whether a store that is asked now is likely not to answer soon.
-    fn is_silent(&self) -> bool {
-        self.outage.is_down() || self.doubts.is_unreachable() || self.background_releases.are_slow()
     }
 
     /// Ends a guard in this process. `None` if its lease was handed over, which is reported.

@@ -54,7 +54,9 @@ impl Engine {
             return Vec::new();
         };
         let deadline = release_deadline(&first.acquired.hold, now);
-        self.attempt_releases(&mut guards, deadline, |guard| guard.ended.lease.take());
+        self.attempt_releases(&mut guards, (now, deadline), |guard| {
+            guard.ended.lease.take()
+        });
         // The names that the store has freed do not wait for the other ones.
         let is_answered =
             |it: &EndedGuard<'_>| matches!(it.attempt, Some(ReleaseAttempt::Answered(_)));
@@ -85,8 +87,8 @@ impl Engine {
             ))
         };
         let mut guards: Vec<_> = all.iter().rev().filter_map(end).collect();
-        self.attempt_releases(&mut guards, now + DROP_LIMIT, |guard| {
-            self.take_to_drop(guard.ending, &mut guard.ended)
+        self.attempt_releases(&mut guards, (now, now + DROP_LIMIT), |guard| {
+            self.take_to_drop(guard.acquired, guard.ending, &mut guard.ended)
         });
         for guard in guards {
             self.finish_drop(guard.acquired, guard.ending, guard.ended, guard.attempt);
@@ -98,24 +100,25 @@ impl Engine {
         all.len() > 1 && self.capabilities.batch() > 1
     }
 
-    /// Asks the store once, in one batch, to release the leases that `take` takes.
+    /// Asks the store once, in one batch, to release the leases that `take` takes: from now until a deadline.
     fn attempt_releases<'a>(
         self: &Arc<Self>,
         guards: &mut [EndedGuard<'a>],
-        deadline: HostInstant,
+        (asked_at, deadline): (HostInstant, HostInstant),
         take: impl Fn(&mut EndedGuard<'a>) -> Option<ErasedLease>,
     ) {
         let asks = guards.iter_mut().filter_map(|guard| {
             let ask = LeaseAsk {
                 lease: take(guard)?,
                 verb: LeaseVerb::Release,
+                asked_at,
                 deadline,
             };
             Some((guard, ask))
         });
         let (asking, asks): (Vec<_>, Vec<_>) = asks.unzip();
         for (guard, reply) in asking.into_iter().zip(self.ask_together(asks, deadline)) {
-            guard.attempt = Some(self.note_release(reply, None));
+            guard.attempt = Some(Self::release_attempt(reply, None));
         }
     }
 }

@@ -49,7 +49,7 @@ impl Engine {
                 None => return Ok(Released::AlreadyLost),
             },
         };
-        let attempt = self.attempt_release(lease, deadline, None);
+        let attempt = self.attempt_release(lease, (now, deadline), None);
         self.repeat_release(hold, attempt, deadline, now)
     }
 
@@ -89,7 +89,8 @@ impl Engine {
                 ReleaseAttempt::Answered(answer) => return answer,
                 ReleaseAttempt::NoAnswer(lease, error) => {
                     retry.after(&error, None)?;
-                    attempt = self.attempt_release(lease, deadline, retry.lost_reply());
+                    let asked_at = retry.asked_at();
+                    attempt = self.attempt_release(lease, (asked_at, deadline), retry.lost_reply());
                 }
                 ReleaseAttempt::UnderWay(entry) => {
                     let (ttl, guard) = (hold.policy.ttl(), None);
@@ -100,23 +101,24 @@ impl Engine {
         }
     }
 
-    /// Asks the store once to release a lease. `lost_reply` is the error of an attempt before it whose
+    /// Asks the store once to release a lease: from now until a deadline. `lost_reply` is the error of an attempt before it whose
     /// reply was lost.
     #[inline(always)] // See the module.
     pub(super) fn attempt_release(
         self: &Arc<Self>,
         lease: ErasedLease,
-        deadline: HostInstant,
+        (asked_at, deadline): (HostInstant, HostInstant),
         lost_reply: Option<&Error>,
     ) -> ReleaseAttempt {
         let ask = LeaseAsk {
             lease,
             verb: LeaseVerb::Release,
+            asked_at,
             deadline,
         };
         // A guard may be dropped while its thread panics; a second panic would abort.
         match run_caught(|| self.ask_about(ask)) {
-            Some(reply) => self.note_release(reply, lost_reply),
+            Some(reply) => Self::release_attempt(reply, lost_reply),
             None => ReleaseAttempt::Answered(Err(Error::new(
                 ErrorKind::Unknown,
                 "the backend panicked while it released; the store frees the lock after its ttl",
@@ -124,24 +126,16 @@ impl Engine {
         }
     }
 
-    /// Notes what the store replied to a release, and returns what that means.
+    /// Returns what the reply to a release means.
     #[inline(always)]
-    pub(super) fn note_release(
-        self: &Arc<Self>,
-        reply: LeaseReply,
-        lost_reply: Option<&Error>,
-    ) -> ReleaseAttempt {
+    pub(super) fn release_attempt(reply: LeaseReply, lost_reply: Option<&Error>) -> ReleaseAttempt {
         let (lease, answer) = match reply {
             LeaseReply::Answered(lease, answer) => (lease, answer.map(released)),
             LeaseReply::UnderWay(entry) => return ReleaseAttempt::UnderWay(entry),
         };
         match (answer, lost_reply) {
-            (Err(error), _) if is_no_answer(error.kind()) => {
-                self.unanswered(&error);
-                ReleaseAttempt::NoAnswer(lease, error)
-            }
+            (Err(error), _) if is_no_answer(error.kind()) => ReleaseAttempt::NoAnswer(lease, error),
             (answer, lost_reply) => {
-                self.answered();
                 ReleaseAttempt::Answered(answer.and_then(|found| found_after(found, lost_reply)))
             }
         }
@@ -163,6 +157,7 @@ impl Engine {
         let ask = LeaseAsk {
             lease,
             verb: LeaseVerb::Release,
+            asked_at: now,
             deadline: request.end().min(now + limit),
         };
         let (ttl, guard) = (request.ttl, None);
@@ -184,8 +179,8 @@ pub(super) fn release_deadline(hold: &Hold, now: HostInstant) -> HostInstant {
     now + RELEASE_LIMIT.min(hold.policy.ttl())
 }
 
-/// Returns whether a release that failed with this kind got no answer from the store.
-fn is_no_answer(kind: ErrorKind) -> bool {
+/// Returns whether a request that failed with this kind got no answer from the store.
+pub(super) fn is_no_answer(kind: ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::PoolExhausted

@@ -18,7 +18,7 @@ use super::exchange::{LeaseAsk, LeaseVerb};
 use super::group::{LeaseReply, LeftLease, renewal, unanswered};
 use super::hold::lease::Asked;
 use super::hold::{Hold, HoldState};
-use super::{Engine, Job};
+use super::{Engine, Job, JobKind};
 
 impl Engine {
     /// Starts the thread that watches deadlines, once. It uses the engine only while it polls: the
@@ -28,36 +28,22 @@ impl Engine {
             return Ok(());
         }
         let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
-        let run = {
-            let (weak, background) = (weak.clone(), Arc::clone(&background));
-            move |job| background.with(&weak, |engine| engine.run(job)).is_some()
-        };
         self.timer.start("lockkeeper-watch", move |tick| {
-            background.with(&weak, |engine| engine.poll(tick, &run))
+            background.with(&weak, |engine| engine.poll(tick))
         })?;
         self.is_started.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Hands what is due to the workers, which `run` it. Returns when to poll again.
-    fn poll(
-        self: &Arc<Self>,
-        tick: Tick,
-        run: &(impl Fn(Job) -> bool + Clone + Send + 'static),
-    ) -> HostInstant {
+    /// Hands what is due to the workers. Returns when to poll again.
+    fn poll(self: &Arc<Self>, tick: Tick) -> HostInstant {
         let now = tick.now;
         if tick.jumped {
             self.queue.unpark_all();
-            self.outage.unpark_all();
+            self.parts.iter().for_each(|part| part.outage.unpark_all());
         }
         let mut due = Due::default();
-        let round = self.doubts.begin_round(now, self.settings.lease.ttl() / 12);
-        if round == Some(now) {
-            self.queue.scan(u64::MAX, |hold| {
-                hold.doubt();
-                hold.due()
-            });
-        }
+        let next_round = self.begin_rounds(now);
         let mut next = due.gather(self, now, Duration::ZERO);
         // A lease that is due soon goes along with those that are due: many leases, few round trips.
         // It is no reason for a batch of its own.
@@ -67,27 +53,23 @@ impl Engine {
         for hold in &due.lost {
             self.queue.detach(hold.key(), hold);
         }
-        let mut next = HostInstant::from_nanos(next);
-        if let Some(round) = round.filter(|at| *at > now) {
-            next = next.min(round);
-        }
-        let mut outages = self.outage_reports.is_due().then_some(Job::NotifyOutages);
+        let mut next = HostInstant::from_nanos(next).min(next_round);
+        let mut jobs = Vec::new();
         for (number, part) in self.parts.iter().enumerate() {
             let renew = due.renew.extract_if(.., |hold| hold.part == number);
             let renew: Vec<_> = renew.collect();
             let batches = renew.chunks(self.capabilities.batch().max(1));
-            let renewals = batches.map(|batch| Job::Renew(batch.to_vec()));
-            let renewals: Vec<_> = renewals.collect();
-            self.doubts.begin_renewals(renewals.len());
-            let lost = due.lost.extract_if(.., |hold| hold.part == number);
-            let jobs = renewals.into_iter().chain(lost.map(Job::NotifyLost));
-            if part.workers.push(jobs.chain(outages.take()).collect(), run) {
-                next = next.min(now + MAX_QUEUED);
-            }
+            part.doubts.begin_renewals(batches.len());
+            // It ends a round that has nothing to renew.
+            part.doubts.end_renewals(0, now);
+            let renewals = batches.map(|batch| Job::Renew(number, batch.to_vec()));
+            jobs.extend(renewals.map(|job| (JobKind::Renew(number), job)));
         }
-        if round == Some(now) {
-            // It may have nothing to renew.
-            self.doubts.end_renewals(0, now);
+        let lost = due.lost.into_iter().map(Job::NotifyLost);
+        let outages = self.outage_reports.is_due().then_some(Job::NotifyOutages);
+        jobs.extend(lost.chain(outages).map(|job| (JobKind::Notify, job)));
+        if self.start_work(jobs) {
+            next = next.min(now + MAX_QUEUED);
         }
         // Threads of the wait queue rely on the poll to notice a clock that jumped.
         if self.waiting.load(Ordering::SeqCst) > 0 {
@@ -96,21 +78,52 @@ impl Engine {
         next
     }
 
+    /// Begins the rounds of verification that are due. Returns when the next one is.
+    fn begin_rounds(&self, now: HostInstant) -> HostInstant {
+        let (mut verified, mut next) = (Vec::new(), HostInstant::NEVER);
+        for (number, part) in self.parts.iter().enumerate() {
+            let longest_gap = self.settings.lease.ttl() / 12;
+            match part.doubts.begin_round(now, longest_gap) {
+                Some(begins) if begins > now => next = next.min(begins),
+                Some(_) => verified.push(number),
+                None => {}
+            }
+        }
+        if !verified.is_empty() {
+            self.queue.scan(u64::MAX, |hold| {
+                if verified.contains(&hold.part) {
+                    hold.doubt();
+                }
+                hold.due()
+            });
+        }
+        next
+    }
+
+    /// Has the keeper's threads do `jobs`. Returns true if jobs are queued and more threads could join: call it again,
+    /// after [`MAX_QUEUED`].
+    pub(super) fn start_work(self: &Arc<Self>, jobs: Vec<(JobKind, Job)>) -> bool {
+        let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
+        let run = move |job| background.with(&weak, |engine| engine.run(job)).is_some();
+        self.workers.push(jobs, &run)
+    }
+
     fn run(self: &Arc<Self>, job: Job) {
         match job {
-            Job::Renew(batch) => {
-                self.renew_batch(&batch);
-                self.end_renewals(1);
+            Job::Send { part, number } => self.send_batches(part, number),
+            Job::Renew(part, batch) => {
+                self.renew_batch(part, &batch);
+                if self
+                    .parts
+                    .get(part)
+                    .doubts
+                    .end_renewals(1, self.clock.now())
+                {
+                    self.timer.note(HostInstant::from_nanos(0));
+                }
             }
             Job::NotifyLost(hold) => self.notify_lost(&hold),
             Job::NotifyOutages => self.notify_outages(),
-        }
-    }
-
-    /// Records that batches of renewals have ended.
-    fn end_renewals(&self, count: usize) {
-        if self.doubts.end_renewals(count, self.clock.now()) {
-            self.timer.note(HostInstant::from_nanos(0));
         }
     }
 
@@ -129,9 +142,9 @@ impl Engine {
         }
     }
 
-    /// Renews the leases of a batch; each gets its answer.
-    fn renew_batch(self: &Arc<Self>, holds: &[Arc<Hold>]) {
-        let (clock, round) = (&*self.clock, self.doubts.rounds());
+    /// Renews leases of a part; each gets its answer.
+    fn renew_batch(self: &Arc<Self>, part: usize, holds: &[Arc<Hold>]) {
+        let (clock, round) = (&*self.clock, self.parts.get(part).doubts.rounds());
         let take = |hold: &Arc<Hold>| Some((Arc::clone(hold), hold.take_to_renew(clock)?));
         let taken: Vec<_> = holds.iter().filter_map(take).collect();
         let asked_at = clock.now();
@@ -141,13 +154,14 @@ impl Engine {
             let ask = LeaseAsk {
                 lease,
                 verb,
+                asked_at,
                 deadline,
             };
             ((hold, ttl), ask)
         });
-        let (taken, mut asks): (Vec<_>, Vec<_>) = asks.unzip();
-        let (_, answers) = self.exchange(&[], &mut asks);
-        for (((hold, ttl), ask), answer) in taken.into_iter().zip(asks).zip(answers) {
+        let (taken, asks): (Vec<_>, Vec<_>) = asks.unzip();
+        let (_, answers) = self.exchange(part, Vec::new(), asks);
+        for ((hold, ttl), (ask, answer)) in taken.into_iter().zip(answers) {
             let asked = Asked {
                 at: asked_at,
                 ttl,
@@ -163,7 +177,8 @@ impl Engine {
         let Some((lease, deadline)) = hold.wait_to_renew(&*self.clock) else {
             return Ok(Renewal::Lost);
         };
-        let (round, ttl) = (self.doubts.rounds(), hold.policy.ttl());
+        let doubts = &self.parts.get(hold.part).doubts;
+        let (round, ttl) = (doubts.rounds(), hold.policy.ttl());
         let asked = Asked {
             at: self.clock.now(),
             ttl,
@@ -173,6 +188,7 @@ impl Engine {
         let ask = LeaseAsk {
             lease,
             verb: LeaseVerb::Renew { ttl },
+            asked_at: asked.at,
             deadline,
         };
         let answer = match self.ask_about(ask) {
@@ -205,15 +221,11 @@ impl Engine {
         answer: &Result<Renewal, Error>,
         asked: &Asked,
     ) {
-        match answer {
-            Ok(_) => self.answered(),
-            Err(error) => self.unanswered(error),
-        }
-        let now = self.clock.now();
+        let (now, doubts) = (self.clock.now(), &self.parts.get(hold.part).doubts);
         let retry_at = answer
             .as_ref()
             .err()
-            .map(|_| now + self.doubts.retry_in(now, asked.ttl));
+            .map(|_| now + doubts.retry_in(now, asked.ttl));
         if let Some(unwanted) = hold.bring_back(lease, answer, asked, retry_at, &*self.clock) {
             self.release_unwanted(unwanted, hold.policy.ttl());
         }
@@ -232,7 +244,7 @@ impl Engine {
         };
         self.queue.note_due(hold.key(), due);
         self.timer.note(HostInstant::from_nanos(due));
-        if asked.round != self.doubts.rounds() {
+        if asked.round != doubts.rounds() {
             self.verify(hold);
         }
     }

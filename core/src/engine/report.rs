@@ -15,6 +15,7 @@ use crate::sync::lock;
 use super::Engine;
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
+use super::outage::Unanswered;
 
 /// One acquisition as observers are told of it. Its end is reported also if the backend panics.
 ///
@@ -115,8 +116,10 @@ pub(super) struct OutageReports(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// When the outage began, if there is one.
-    began: Option<HostInstant>,
+    /// The number of parts of the store that have an outage.
+    down: usize,
+    /// When the first of these outages began.
+    began: HostInstant,
     due: VecDeque<OutageEvent>,
     /// Whether a thread is telling the observers, which are told in order.
     is_telling: bool,
@@ -147,28 +150,58 @@ impl Engine {
         self.observed(&hold.name, hold.mode)
     }
 
-    /// Has a thread of the keeper report that an outage has begun for `reason`, or ended. The calling thread
-    /// may have to release or renew a lease first, and the observers are the user's code.
-    pub(super) fn report_outage(&self, reason: Option<&Error>) {
-        if !self.notifier.is_observed() {
-            return;
+    /// Records an answer to a request that was made at `asked_at` of a part of the store.
+    #[inline(always)] // As in `release.rs`.
+    pub(super) fn answered(&self, part: usize, asked_at: HostInstant) {
+        let part = self.parts.get(part);
+        match part.outage.is_in_doubt() {
+            false => part.outage.hear(asked_at),
+            true => {
+                let report = || self.report_outage_end();
+                if part.outage.recover(asked_at, report) {
+                    self.verify_part(part);
+                }
+            }
         }
+    }
+
+    /// Records that a part of the store did not answer a request.
+    pub(super) fn unanswered(&self, part: usize, unanswered: &Unanswered<'_>) {
+        let report = |since| self.report_outage(since, unanswered.error);
+        let gate = &self.parts.get(part).outage;
+        gate.fail(unanswered, self.clock.now(), report);
+    }
+
+    /// Has a thread of the keeper report that an outage has begun. The calling thread may have to release or renew a
+    /// lease first, and the observers are the user's code.
+    fn report_outage(&self, since: HostInstant, reason: &Error) {
+        let mut state = lock(&self.outage_reports.0);
+        state.down += 1;
+        if state.down == 1 {
+            state.began = since;
+            state.due.push_back(OutageEvent::Began(reason.clone()));
+            self.timer.note(HostInstant::from_nanos(0));
+        }
+    }
+
+    /// Has a thread of the keeper report that an outage has ended, if it was the only one.
+    fn report_outage_end(&self) {
         let now = self.clock.now();
         let mut state = lock(&self.outage_reports.0);
-        let event = match (state.began, reason) {
-            (None, Some(reason)) => {
-                state.began = Some(now);
-                OutageEvent::Began(reason.clone())
-            }
-            (Some(began), None) => {
-                state.began = None;
-                OutageEvent::Ended(now.saturating_since(began))
-            }
-            _ => return,
-        };
-        state.due.push_back(event);
-        drop(state);
-        self.timer.note(HostInstant::from_nanos(0));
+        state.down = state.down.saturating_sub(1);
+        if state.down == 0 {
+            let lasted = now.saturating_since(state.began);
+            state.due.push_back(OutageEvent::Ended(lasted));
+            self.timer.note(HostInstant::from_nanos(0));
+        }
+    }
+
+    /// Tells the observers of the end of all outages, when the keeper ends: each beginning needs an end.
+    pub(super) fn end_outages(&self) {
+        if std::mem::take(&mut lock(&self.outage_reports.0).down) > 0 {
+            self.report_outage_end();
+        }
+        self.notify_outages();
     }
 
     /// Tells the observers what is due, unless another thread does.

@@ -52,6 +52,11 @@ impl<'a> Retry<'a> {
         }
     }
 
+    /// Returns when the attempt that is under way began.
+    pub(super) fn asked_at(&self) -> HostInstant {
+        self.asked_at
+    }
+
     /// Begins with the attempts, which may go on until `until`.
     pub(super) fn begin(&mut self, until: HostInstant, began: HostInstant) {
         self.limits.until = until;
@@ -89,10 +94,12 @@ impl<'a> Retry<'a> {
     pub(super) fn before_first(&mut self) -> Result<(), Error> {
         match &mut self.rider {
             None => Ok(()),
-            Some(rider) => {
+            Some(rider) if rider.since().is_some() => {
                 let waited = rider.wait(&self.limits, 0);
+                self.asked_at = self.limits.clock.now();
                 waited.map_err(|cause| self.last(cause))
             }
+            Some(_) => Ok(()),
         }
     }
 
@@ -154,7 +161,7 @@ impl<'a> Retry<'a> {
                 (None, _) => failing_since.unwrap_or(self.asked_at),
             };
             self.failing_since = Some(since);
-            is_down = rider.failed(error, since, failing_since.is_some());
+            is_down = rider.failed();
         }
         // A store that has answered and failed behind the deadline is asked once more whether the name
         // is still held. After a lost reply that could grant what the caller no longer waits for.

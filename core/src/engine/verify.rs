@@ -1,5 +1,5 @@
-//! Verifying leases at once, where the backend or an answer after an outage gives a reason to doubt
-//! them, instead of at their next renewal.
+//! Verifying the leases of one part of the store at once, where the backend or an answer after an outage gives a
+//! reason to doubt them, instead of at their next renewal.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::error::{Error, ErrorKind};
 use crate::sync::lock;
 
 use super::Engine;
 use super::background::BackgroundUse;
 use super::backoff::random;
+use super::parts::Part;
 
-/// The longest pause before one lease of the keeper is renewed again while the store does not answer. It
+/// The longest pause before one lease of the part is renewed again while the store does not answer. It
 /// bounds how late the loss of all leases is noticed after a server that has lost them answers again.
 const MAX_PROBE_PAUSE: Duration = Duration::from_millis(50);
 
@@ -35,9 +35,6 @@ pub(super) struct Doubts {
     is_noticed: AtomicBool,
     /// Whether the store answers again after a request without an answer.
     is_back: AtomicBool,
-    /// Whether a request got no answer. The next answer is reason to verify all leases: the server may
-    /// be another one, or empty.
-    is_unreachable: AtomicBool,
     /// When one lease asks whether the store answers again, in nanoseconds.
     probe_at: AtomicU64,
     /// The number of batches of renewals that are queued or under way.
@@ -131,37 +128,21 @@ impl Doubts {
             Err(_) => MAX_ROUND_GAP.min(ttl / 12),
         }
     }
-
-    /// Returns whether the store has not answered since a request failed.
-    pub(super) fn is_unreachable(&self) -> bool {
-        self.is_unreachable.load(Ordering::Relaxed)
-    }
 }
 
 impl Engine {
-    /// Makes a round due for this reason, as soon as the pace of the rounds permits.
-    fn verify_leases(&self, reason: &AtomicBool) {
-        reason.store(true, Ordering::SeqCst);
+    /// Has the leases of a part verified, as soon as the pace of the rounds permits, since the store answers again.
+    pub(super) fn verify_part(&self, part: &Part) {
+        part.doubts.is_back.store(true, Ordering::SeqCst);
         self.timer.note(HostInstant::from_nanos(0));
     }
 
-    /// Records that a request failed with this error.
-    pub(super) fn unanswered(&self, error: &Error) {
-        if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown) {
-            // In this order: an answer in between ends the report that it finds.
-            self.report_outage(Some(error));
-            self.doubts.is_unreachable.store(true, Ordering::Relaxed);
+    /// Has all leases verified, since the backend has noticed that some may have ended.
+    fn verify_leases(&self) {
+        for part in self.parts.iter() {
+            part.doubts.is_noticed.store(true, Ordering::SeqCst);
         }
-    }
-
-    /// Records that the store has answered, whatever it said.
-    pub(super) fn answered(&self) {
-        self.outage.answered();
-        let is_unreachable = &self.doubts.is_unreachable;
-        if is_unreachable.load(Ordering::Relaxed) && is_unreachable.swap(false, Ordering::SeqCst) {
-            self.report_outage(None);
-            self.verify_leases(&self.doubts.is_back);
-        }
+        self.timer.note(HostInstant::from_nanos(0));
     }
 }
 
@@ -193,9 +174,9 @@ impl LeaseVerifier {
     /// or after twice the time that the last one took if that is longer, but after 1 s at the latest. Returns false
     /// if the keeper has ended: forget the verifier then.
     pub fn verify(&self) -> bool {
-        let verified = self.background.with(&self.engine, |engine| {
-            engine.verify_leases(&engine.doubts.is_noticed)
-        });
+        let verified = self
+            .background
+            .with(&self.engine, |engine| engine.verify_leases());
         verified.is_some()
     }
 

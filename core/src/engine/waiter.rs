@@ -19,8 +19,10 @@ pub(crate) enum Given {
 
 /// Why a thread got nothing in its time.
 pub(crate) enum Unserved {
-    /// A holder was seen while it waited.
+    /// A holder has the name.
     Busy,
+    /// A holder was seen while it waited, and has the name no more. The store has not replied since.
+    Freed,
     /// The store failed the last head that asked.
     Failed(Error),
     /// The store has answered no head while the thread waited.

@@ -10,7 +10,8 @@ use lockkeeper_core::{
     AcquireOptions, CancelToken, Error, ErrorKind, LockGuard, LockKeeper, Outage,
 };
 
-use crate::answers::Grants;
+use crate::answers::{Grants, Releases};
+use crate::events::{Event, observed};
 use crate::retry::assert_causes_are_shown_once;
 use crate::scripted_store::{SECOND, ScriptedStore, eventually};
 
@@ -278,6 +279,49 @@ fn failure_of_one_name_does_not_hold_up_the_others() {
 }
 
 /// Starts two acquisitions, of which one asks a silent store, and the other waits for what it finds.
+#[test]
+fn outage_of_one_part_does_not_hold_up_the_names_of_another() {
+    const WAITERS: usize = 40;
+    const LOCKS: usize = 4;
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let cancel = CancelToken::new();
+    let waiting: [_; WAITERS] = std::array::from_fn(|number| {
+        let options = forever().cancel(&cancel);
+        spawn_acquire(&keeper, &format!("far {number} broken"), options)
+    });
+    let mut requests = 0;
+    for _ in 0..LOCKS {
+        let before = store.requests();
+        eventually("the store is probed", || store.requests() > before + 2);
+        let before = store.requests();
+        drop(keeper.lock("near").unwrap());
+        requests += store.requests() - before;
+    }
+    // A lock behind those that wait for the other part would have each of them ask before.
+    assert!(requests < LOCKS * WAITERS / 2, "{requests}");
+    cancel.cancel();
+    for waiting in waiting {
+        assert_eq!(failed(waiting).kind(), ErrorKind::Cancelled);
+    }
+}
+
+#[test]
+fn waiter_behind_a_release_that_the_store_does_not_answer_is_not_told_of_a_holder() {
+    let store = ScriptedStore::new();
+    let (keeper, events) = observed(store.builder().handover_max(0));
+    let guard = keeper.lock("a").unwrap();
+    let waiting = spawn_acquire(&keeper, "a", AcquireOptions::new().wait(8 * SECOND));
+    events.expect(Event::Contended);
+    store.releases(Releases::Hang);
+    drop(guard);
+    store.wait_for("a", "release", 2);
+    store.clock.advance(9 * SECOND);
+    let error = failed(waiting);
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    store.releases(Releases::Work);
+}
+
 fn prober_and_parked(
     store: &Arc<ScriptedStore>,
     keeper: &LockKeeper,

@@ -292,7 +292,7 @@ fn renewal_keeps_its_deadline_when_the_guard_is_released_meanwhile() {
     // The renewal takes the lease, and then reads the clock once more.
     let (mut reads, held) = (0, Arc::new(Mutex::new(None::<LockGuard>)));
     let taken = Arc::clone(&held);
-    let clock = HookedClock::new(&store, "lockkeeper-renew", move || {
+    let clock = HookedClock::new(&store, "lockkeeper-work", move || {
         reads += 1;
         if reads == 2 {
             let guard = taken.lock().unwrap().take().unwrap();

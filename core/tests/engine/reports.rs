@@ -10,8 +10,8 @@ use lockkeeper_core::{
     ObservedLock, Observer, Released,
 };
 
-use crate::answers::Grants;
-use crate::scripted_store::{LIMIT, SECOND, ScriptedStore};
+use crate::answers::{Grants, Releases, Renewals};
+use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually};
 
 /// Sends each event as a line, behind a label.
 struct Lines(&'static str, Mutex<Sender<String>>);
@@ -228,12 +228,8 @@ impl Observer for Outages {
 
 #[test]
 fn outage_is_told_once_and_so_is_its_end() {
-    let (sender, receiver) = mpsc::channel();
     let store = ScriptedStore::new();
-    let builder = store
-        .builder()
-        .observer(Arc::new(Outages(Mutex::new(sender))));
-    let (keeper, told) = (builder.build().unwrap(), Told(receiver));
+    let (keeper, told) = outages_of(&store);
     for _ in 0..2 {
         store.grants(Grants::Unreachable(Duration::ZERO));
         for _ in 0..3 {
@@ -253,4 +249,69 @@ fn outage_is_told_once_and_so_is_its_end() {
     store.clock.advance(SECOND);
     drop(keeper);
     told.expect(["scripted: gone: Unavailable", "scripted: back after 1s"]);
+}
+
+fn outages_of(store: &Arc<ScriptedStore>) -> (LockKeeper, Told) {
+    let (sender, receiver) = mpsc::channel();
+    let observer = Arc::new(Outages(Mutex::new(sender)));
+    let builder = store.builder().observer(observer);
+    (builder.build().unwrap(), Told(receiver))
+}
+
+#[test]
+fn reply_to_a_request_from_before_the_outage_does_not_end_it() {
+    let store = ScriptedStore::new();
+    let (keeper, told) = outages_of(&store);
+    let guard = keeper.lock("a").unwrap();
+    store.renewals("a", Renewals::Hang);
+    store.next_renewal("a");
+    store.clock.advance(SECOND);
+    store.grants(Grants::Unreachable(Duration::ZERO));
+    keeper.try_lock("b").unwrap_err();
+    told.expect(["scripted: gone: Unavailable"]);
+    store.renewals("a", Renewals::Work);
+    eventually("the renewal's reply is there", || {
+        guard.remaining() > 9 * SECOND
+    });
+    store.clock.advance(SECOND);
+    keeper.try_lock("b").unwrap_err();
+    store.grants(Grants::Work);
+    drop(keeper.lock("b").unwrap());
+    told.expect(["scripted: back after 1s"]);
+}
+
+/// A backend may know of a loss without asking: its session has ended.
+#[test]
+fn loss_does_not_end_an_outage() {
+    let store = ScriptedStore::new();
+    let (keeper, told) = outages_of(&store);
+    let guards = ["a", "b"].map(|name| keeper.lock(name).unwrap());
+    store.grants(Grants::Unreachable(Duration::ZERO));
+    keeper.try_lock("c").unwrap_err();
+    told.expect(["scripted: gone: Unavailable"]);
+    for name in ["a", "b"] {
+        store.renewals(name, Renewals::Lost);
+    }
+    store.verify();
+    for guard in &guards {
+        eventually("the guard is lost", || !guard.is_held());
+    }
+    store.clock.advance(SECOND);
+    store.grants(Grants::Work);
+    drop((keeper.lock("c").unwrap(), guards));
+    told.expect(["scripted: back after 1s"]);
+}
+
+#[test]
+fn release_without_a_reply_yet_is_no_outage() {
+    let store = ScriptedStore::new();
+    let (keeper, told) = outages_of(&store);
+    let guard = keeper.lock("a").unwrap();
+    store.releases(Releases::Hang);
+    drop(guard);
+    store.wait_for("a", "release", 2);
+    store.releases(Releases::Work);
+    drop(keeper.lock("a").unwrap());
+    drop(keeper);
+    told.expect_nothing();
 }

@@ -1,5 +1,5 @@
-//! A store that does what a test says, on a clock that the test moves. It never grants the name `broken`, and keeps
-//! names that begin with `far` in a part of its own.
+//! A store that does what a test says, on a clock that the test moves. It never grants names that end with `broken`.
+//! If it takes batches, it keeps names that begin with `far` in a part of its own.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -213,7 +213,7 @@ impl StoreInfo for ScriptedStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities::new()
             .with_batch(self.batch)
-            .with_parts(2)
+            .with_parts(if self.batch == 0 { 1 } else { 2 })
             .with(Capability::Shared)
             .with(Capability::Permits)
     }
@@ -235,7 +235,7 @@ impl Backend for ScriptedStore {
                 return Ok(None);
             }
         }
-        if name == "broken" {
+        if name.ends_with("broken") {
             return Err(unavailable());
         }
         match state.grants {

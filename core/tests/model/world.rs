@@ -268,7 +268,7 @@ impl World {
 
 fn unserved(why: &Unserved) -> Outcome {
     match why {
-        Unserved::Busy => Outcome::Busy,
+        Unserved::Busy | Unserved::Freed => Outcome::Busy,
         Unserved::Failed(Error) => Outcome::Failed,
         Unserved::Silent => Outcome::Silent,
         Unserved::LimitMismatch { .. } => Outcome::Mismatch,
