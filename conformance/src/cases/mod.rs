@@ -141,7 +141,9 @@ pub(crate) static TABLE: &[Case] = table! {
     rule_14_outage:
         wait_ends_in_an_outage_or_outlasts_it,
         one_attempt_in_an_outage_fails,
-        outage_fail_returns_at_the_first_failure;
+        outage_fail_returns_at_the_first_failure,
+        outage_is_told_until_the_store_answers_again,
+        waiter_behind_a_release_without_a_reply_is_told_that_the_store_is_unavailable;
     rule_15_drop:
         drop_in_an_outage_is_finished_after_it,
         drop_without_a_reply_keeps_the_name_until_it_is_finished,

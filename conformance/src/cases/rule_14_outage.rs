@@ -1,11 +1,12 @@
 //! Rule 14: a wait rides an outage out, and a single attempt, or one with `Outage::Fail`, does not.
 
 use std::error::Error as _;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use lockkeeper_core::{AcquireOptions, Error, ErrorKind, LockGuard, LockKeeper, Outage};
+use lockkeeper_core::{AcquireOptions, Error, ErrorKind, LockGuard, LockKeeper, Observer, Outage};
 
 use crate::recorder::{Event, EventRecorder};
 use crate::rig::{Outcome, Rig, build, take};
@@ -152,6 +153,139 @@ pub(super) fn outage_fail_returns_at_the_first_failure(rig: &Rig<'_>) -> Outcome
         assert_eq!(tap.owners().len(), before + 1, "it was asked again");
     }
     drop(fault);
+    drop(take(&keeper, "a"));
+    rig.nothing_left();
+    Ok(())
+}
+
+/// The outages of which observers are told.
+#[derive(Default)]
+struct Outages(Mutex<Vec<Told>>);
+
+#[derive(Clone, Copy, Debug)]
+enum Told {
+    Began(Instant),
+    Ended(Duration),
+}
+
+impl Outages {
+    fn all(&self) -> Vec<Told> {
+        let told = self.0.lock();
+        told.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn push(&self, told: Told) {
+        let all = self.0.lock();
+        all.unwrap_or_else(PoisonError::into_inner).push(told);
+    }
+
+    /// Returns when the outage began that has not ended.
+    fn began(&self) -> Option<Instant> {
+        match self.all().last() {
+            Some(Told::Began(at)) => Some(*at),
+            _ => None,
+        }
+    }
+}
+
+impl Observer for Outages {
+    fn outage_began(&self, _: &str, _: &Error) {
+        self.push(Told::Began(Instant::now()));
+    }
+
+    fn outage_ended(&self, _: &str, lasted: Duration) {
+        self.push(Told::Ended(lasted));
+    }
+}
+
+/// Ends the threads of a case, also if it panics.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Leases are renewed and lost meanwhile, guards are dropped, and threads with a short wait ask.
+pub(super) fn outage_is_told_until_the_store_answers_again(rig: &Rig<'_>) -> Outcome {
+    const THREADS: usize = 4;
+    let outages = Arc::new(Outages::default());
+    let builder = rig.builder().lease(rig.renewed(1_000));
+    let keeper = build(builder.observer(Arc::clone(&outages) as _));
+    let guards: Vec<_> = (0..THREADS)
+        .map(|number| take(&keeper, &format!("held {number}")))
+        .collect();
+    let failures = [const { AtomicUsize::new(0) }; THREADS];
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for (number, failures) in failures.iter().enumerate() {
+            let (keeper, is_over) = (&keeper, &is_over);
+            scope.spawn(move || {
+                let name = format!("asked {number}");
+                while !is_over.load(Ordering::SeqCst) {
+                    let answer = keeper.try_lock_for(&name, Duration::from_millis(300));
+                    failures.fetch_add(usize::from(answer.is_err()), Ordering::SeqCst);
+                }
+            });
+        }
+        let _end = SetAtEnd(&is_over);
+        let fault = rig.cut_off()?;
+        let has_failed = |times: usize| {
+            let before = failures.each_ref().map(|it| it.load(Ordering::SeqCst));
+            rig.until("all threads find the outage", || {
+                let now = failures.iter().map(|it| it.load(Ordering::SeqCst));
+                now.zip(before).all(|(now, before)| now >= before + times)
+            });
+        };
+        has_failed(1);
+        drop(guards);
+        rig.until("the outage is told", || outages.began().is_some());
+        let (began, told) = (outages.began(), outages.all());
+        has_failed(3);
+        let now = outages.all();
+        assert_eq!(now.len(), told.len(), "{now:?} during one outage");
+        let lasted = began.map_or(Duration::ZERO, |began| began.elapsed());
+        drop(fault);
+        rig.until("the end is told", || outages.began().is_none());
+        let now = outages.all();
+        let end = now.get(told.len());
+        let is_whole = matches!(end, Some(Told::Ended(all)) if *all >= lasted);
+        assert!(is_whole, "{end:?} of an outage of {lasted:?}");
+        Ok(())
+    })
+}
+
+pub(super) fn waiter_behind_a_release_without_a_reply_is_told_that_the_store_is_unavailable(
+    rig: &Rig<'_>,
+) -> Outcome {
+    let recorder = rig.recorder();
+    let builder = rig.builder().handover_max(0).lease(rig.renewed(30_000));
+    let keeper = build(builder.observer(Arc::clone(&recorder) as _));
+    let mut wait = Duration::from_secs(4);
+    loop {
+        let guard = take(&keeper, "a");
+        let waits = recorder.count(Event::Contended) + 1;
+        let ended = thread::scope(|scope| {
+            let waiting = scope.spawn(|| keeper.try_lock_for("a", wait));
+            recorder.wait_for(Event::Contended, waits);
+            let fault = rig.cut_off()?;
+            drop(guard);
+            let is_judged = !waiting.is_finished();
+            let answer = waiting.join().expect("it does not panic");
+            drop(fault);
+            Ok(is_judged.then_some(answer))
+        })?;
+        if let Some(answer) = ended {
+            assert_unreachable(answer);
+            break;
+        }
+        // A busy machine took longer for the fault and the drop.
+        wait *= 2;
+        rig.until("the store is back", || {
+            matches!(keeper.try_lock("b"), Ok(Some(_)))
+        });
+    }
     drop(take(&keeper, "a"));
     rig.nothing_left();
     Ok(())
