@@ -1,11 +1,12 @@
 //! Outages of the network: at each moment of an acquisition, of each kind, and back in time or too late.
 
 use std::error::Error as _;
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
-use lockkeeper::{Error, ErrorKind, LockGuard, LockKeeper};
+use lockkeeper::{Config, Error, ErrorKind, LockGuard, LockKeeper, Observer};
 use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{Fault, Proxy, until};
 
@@ -17,6 +18,10 @@ pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
         (
             "one_of_twenty_threads_asks_in_outage",
             one_of_twenty_threads_asks_in_outage::<S>,
+        ),
+        (
+            "outage_is_told_while_nothing_listens",
+            outage_is_told_while_nothing_listens::<S>,
         ),
     ]
 }
@@ -253,6 +258,67 @@ fn one_of_twenty_threads_asks_in_outage<S: FaultServer>(kind: S::Kind) {
             let guard = answer.unwrap().expect("the server is back");
             guard.release().unwrap();
         }
+    });
+    drop(keeper);
+    server.assert_clean();
+    assert_closed(&proxy);
+}
+
+/// Counts the outages that began and ended.
+#[derive(Default)]
+struct Told {
+    began: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+impl Observer for Told {
+    fn outage_began(&self, _: &str, _: &Error) {
+        self.began.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn outage_ended(&self, _: &str, _: Duration) {
+        self.ended.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Leases are lost with their connections where the store ends them so, which needs no reply of the server.
+fn outage_is_told_while_nothing_listens<S: FaultServer>(kind: S::Kind) {
+    const NAMES: usize = 6;
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let told = Arc::new(Told::default());
+    let url = server.url_with(proxy.addr(), "ttl=2s&wait=100ms");
+    let config = Config::from_url(&url).unwrap();
+    let config = config.observer(Arc::clone(&told) as _);
+    let mut opened = None;
+    until("the server replies in time", || {
+        opened = lockkeeper::open_config(&config).ok();
+        opened.is_some()
+    });
+    let keeper = opened.unwrap();
+    let count = |number: &AtomicUsize| number.load(Ordering::SeqCst);
+    let guards: Vec<_> = (0..NAMES)
+        .map(|number| keeper.lock(format!("held{number}")).unwrap())
+        .collect();
+    let before = count(&told.ended);
+    Outage::Refused.begin(&proxy, Moment::Pooled);
+    for round in 0..5 {
+        for number in 0..NAMES {
+            keeper.lock(format!("a{round}{number}")).unwrap_err();
+        }
+    }
+    until("the leases are lost", || {
+        guards.iter().all(|guard| !guard.is_held())
+    });
+    drop(guards);
+    keeper.lock("b").unwrap_err();
+    // An outage may have begun and ended before all connections had ended.
+    assert!(count(&told.ended) <= before + 1, "while nothing listened");
+    assert_eq!(count(&told.began), count(&told.ended) + 1);
+    Outage::Refused.end(&proxy);
+    until("the server is back", || keeper.lock("b").is_ok());
+    until("the end is told", || {
+        count(&told.began) == count(&told.ended)
     });
     drop(keeper);
     server.assert_clean();
