@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
     AcquireOptions, Error, LeasePolicy, LockGuard, LockKeeper, LockProvider, Mode, ObservedLock,
@@ -226,10 +226,10 @@ impl Peer {
                         let name = format!("part {thread} {number}");
                         guards.extend(keeper.acquire(name, options)?);
                     }
-                    let is_renewed = |guard: &LockGuard, before| guard.remaining() > before;
+                    let end = |guard: &LockGuard| Instant::now() + guard.remaining();
                     for guard in &guards {
-                        let before = guard.remaining();
-                        while guard.is_held() && !is_renewed(guard, before) {
+                        let before = end(guard);
+                        while guard.is_held() && end(guard) < before + ttl / 10 {
                             thread::park_timeout(Duration::from_millis(5));
                         }
                     }
