@@ -37,6 +37,8 @@ pub(crate) fn expand(arguments: &Arguments, mut function: ItemFn) -> Result<Toke
         block,
     } = function;
     let output = output(&sig.output);
+    // With the body's own braces, the compiler would warn of a body of one expression.
+    let body = block.stmts;
     let is_inner = |attr: &Attribute| matches!(attr.style, AttrStyle::Inner(_));
     let (inner, outer): (Vec<_>, Vec<_>) = attrs.into_iter().partition(is_inner);
     Ok(quote! {
@@ -46,13 +48,14 @@ pub(crate) fn expand(arguments: &Arguments, mut function: ItemFn) -> Result<Toke
             #[allow(clippy::needless_borrow)]
             let __lockkeeper_guard = #acquired;
             // What the body's last expression borrows ends with this statement, before the lock does.
-            #[allow(clippy::let_and_return)]
             let __lockkeeper_result #output = {
                 #moved
                 #seen
-                #block
+                #(#body)*
             };
-            __lockkeeper_result
+            // The body may never come to its end.
+            #[allow(unreachable_code, clippy::needless_return)]
+            return __lockkeeper_result;
         }
     })
 }

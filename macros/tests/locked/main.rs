@@ -247,3 +247,31 @@ fn attributes_in_the_body_and_of_arguments_stay() {
     let keeper = lockkeeper::open("memory:").unwrap();
     assert_eq!(book(&keeper, 1, 2).unwrap(), 2);
 }
+
+/// A warning here fails the build: users have such functions, and such lints.
+#[deny(unreachable_code, unused_braces)]
+mod lints {
+    use super::*;
+
+    impl Shop {
+        #[locked("one expression", keeper = self.keeper)]
+        #[rustfmt::skip]
+        fn one_expression(&self) -> Result<u32, ShopError> { Ok(7) }
+
+        #[locked("no end", keeper = self.keeper)]
+        fn without_an_end(&self) -> Result<u32, ShopError> {
+            loop {
+                if self.keeper.try_lock("other")?.is_some() {
+                    return Err(ShopError::SoldOut);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn function_with_one_expression_or_without_an_end_compiles_without_a_warning() {
+        let shop = Shop::open();
+        assert_eq!(shop.one_expression().unwrap(), 7);
+        shop.without_an_end().unwrap_err();
+    }
+}
