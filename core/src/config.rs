@@ -260,6 +260,13 @@ impl Config {
         self
     }
 
+    /// Replaces the path of the URL, such as the file of `sqlite:`.
+    #[must_use]
+    pub fn with_path(mut self, path: &str) -> Self {
+        self.url = self.url.with_path(path);
+        self
+    }
+
     /// Returns the URL of the store, without its keys.
     pub fn url(&self) -> &StoreUrl {
         &self.url

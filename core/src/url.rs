@@ -93,6 +93,11 @@ impl StoreUrl {
     }
 
     /// Adds `USER:PASSWORD@HOST:PORT`.
+    pub(crate) fn with_path(self, path: &str) -> Self {
+        let path = path.to_owned();
+        Self { path, ..self }
+    }
+
     fn with_authority(mut self, authority: &str) -> Result<Self, Error> {
         let (login, address) = authority.rsplit_once('@').unwrap_or(("", authority));
         let mut escapes = login.split('%').skip(1);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -122,9 +123,19 @@ fn values_of_a_url_mean_the_same_as_elsewhere() {
 #[test]
 fn longest_of_all_times_is_refused_without_a_panic() {
     let last_second = "store:?ttl=18446744073709551615s1000ms";
+    // A panic that is caught still calls the hook, which prints it.
+    let panics = Arc::new(AtomicBool::new(false));
+    let (counted, hook) = (Arc::clone(&panics), std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |panic| {
+        counted.store(true, Ordering::SeqCst);
+        hook(panic);
+    }));
     let config = Config::from_url(last_second);
     let error = config.and_then(|config| opened(&config)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidTtl, "{error:?}");
+    assert!(!panics.load(Ordering::SeqCst));
+    let parts = Config::from_url("store:?ttl=1m 2.5s30ms").unwrap();
+    assert_eq!(opened(&parts).unwrap().len(), 1);
 }
 
 #[test]

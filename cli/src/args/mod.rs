@@ -8,6 +8,7 @@ mod run;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use lockkeeper::backend::KeyValue as _;
 
 #[cfg(feature = "compare")]
 pub(crate) use compare::Compare;
@@ -92,8 +93,8 @@ pub(crate) struct StoreArgs {
 
 /// Parses a duration as people write it.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .map_err(|error| format!("not a duration ({error}); write it like 500ms, 10s or 2m"))
+    Duration::from_text(text)
+        .ok_or_else(|| "not a duration; write it like 500ms, 10s or 2m".to_owned())
 }
 
 /// Parses a duration that may be written as a number of seconds, as `flock` and `watch` take it.

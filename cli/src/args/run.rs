@@ -130,10 +130,18 @@ impl Run {
     }
 }
 
+/// The longest wait of a keeper.
+const MAX_WAIT: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
+
 fn wait(text: &str) -> Result<Wait, String> {
     match text {
         "forever" => Ok(Wait::Forever),
-        text => seconds_or_duration(text).map(Wait::AtMost),
+        text => match seconds_or_duration(text)? {
+            wait if wait > MAX_WAIT => {
+                Err("longer than a hundred years; wait less, or `forever`".to_owned())
+            }
+            wait => Ok(Wait::AtMost(wait)),
+        },
     }
 }
 

@@ -3,7 +3,6 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::panic::catch_unwind;
 use std::time::Duration;
 
 use crate::capabilities::{Capabilities, Capability};
@@ -198,9 +197,19 @@ impl KeyValue for bool {
 
 impl KeyValue for Duration {
     fn from_text(text: &str) -> Option<Self> {
-        // It panics when whole seconds of nanoseconds come to the last second that there is.
-        let parsed = catch_unwind(|| humantime::parse_duration(text));
-        parsed.ok()?.ok()
+        // Part by part: `humantime` panics where a sum is just too large.
+        let (mut sum, mut rest) = (Self::ZERO, text);
+        loop {
+            let unit = rest.find(char::is_alphabetic).unwrap_or(rest.len());
+            let behind = rest.split_at(unit).1;
+            let next = behind.find(|it: char| it.is_ascii_digit());
+            let (part, others) = rest.split_at(unit + next.unwrap_or(behind.len()));
+            sum = sum.checked_add(humantime::parse_duration(part).ok()?)?;
+            if others.is_empty() {
+                return Some(sum);
+            }
+            rest = others;
+        }
     }
 
     fn into_text(self) -> String {

@@ -31,21 +31,22 @@ impl Config {
         Self::from_vars(prefix, std::env::vars_os())
     }
 
+    /// Returns the variables beside `{prefix}_URL` from which [`from_env`](Self::from_env) would take a key, for a program
+    /// that has its URL from elsewhere: there they have no effect.
+    pub fn keys_in_env(prefix: &str) -> Vec<String> {
+        let settings = settings(prefix, std::env::vars_os());
+        let keys = settings.filter(|(_, key, _)| key != "url");
+        let mut names: Vec<_> = keys.map(|(variable, ..)| variable).collect();
+        names.sort_unstable();
+        names
+    }
+
     fn from_vars(
         prefix: &str,
         vars: impl Iterator<Item = (OsString, OsString)>,
     ) -> Result<Self, Error> {
-        let start = format!("{prefix}_");
         let mut pairs = BTreeMap::new();
-        for (name, value) in vars {
-            let Some(key) = name.to_str().and_then(|name| name.strip_prefix(&start)) else {
-                continue;
-            };
-            let variable = format!("{start}{key}");
-            let key = key.to_ascii_lowercase();
-            if value.is_empty() || NOT_SETTINGS.contains(&key.as_str()) || is_service_link(&key) {
-                continue;
-            }
+        for (variable, key, value) in settings(prefix, vars) {
             let value = value.into_string().map_err(|_| {
                 Error::new(
                     ErrorKind::InvalidValue,
@@ -61,7 +62,7 @@ impl Config {
         let (variable, url) = pairs.remove("url").ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidUrl,
-                format!("{start}URL is not set; set it to the store's URL, such as sqlite:/var/lib/app/locks.db"),
+                format!("{prefix}_URL is not set; set it to the store's URL, such as sqlite:/var/lib/app/locks.db"),
             )
         })?;
         let mut config = Self::from_url(&url).map_err(|error| in_variable(&variable, &error))?;
@@ -80,6 +81,21 @@ impl Config {
             self.variables.insert(key.to_owned(), variable.to_owned());
         }
     }
+}
+
+/// Returns the variables that are settings, each with its key and its value.
+fn settings(
+    prefix: &str,
+    vars: impl Iterator<Item = (OsString, OsString)>,
+) -> impl Iterator<Item = (String, String, OsString)> {
+    let start = format!("{prefix}_");
+    vars.filter_map(move |(name, value)| {
+        let variable = name.into_string().ok()?;
+        let key = variable.strip_prefix(&start)?.to_ascii_lowercase();
+        let is_setting =
+            !value.is_empty() && !NOT_SETTINGS.contains(&key.as_str()) && !is_service_link(&key);
+        is_setting.then_some((variable, key, value))
+    })
 }
 
 /// Returns whether Kubernetes sets a variable of this name by itself, for a service that is named as the prefix or begins
