@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::args;
 use crate::failure::Failure;
 use crate::output;
-use crate::settings;
+use crate::settings::{self, NewFile};
 
 mod checks;
 
@@ -31,10 +31,23 @@ struct Row<'a> {
 /// Returns the exit status of `lockkeeper doctor`.
 pub(crate) fn main(args: &args::Doctor) -> Result<u8, Failure> {
     let mut store = None;
-    let findings = match settings::open_existing(&args.store) {
+    // An error of the configuration is a finding, which opening reports.
+    let new_file = NewFile::find(&args.store).ok().flatten();
+    let open = || match &new_file {
+        Some(file) => file.open(&args.store),
+        None => settings::open_existing(&args.store),
+    };
+    let findings = match open() {
         Ok(keeper) => {
             store = Some(keeper.backend());
-            checks::all(&args.store, &keeper)
+            let mut findings = checks::all(&open, &keeper);
+            findings.extend(new_file.as_ref().map(|file| {
+                let path = &file.path;
+                let what =
+                    format!("the first lock creates {path:?}; another file beside it was tried");
+                Finding::fine("file", what)
+            }));
+            findings
         }
         Err(failure) => vec![Finding::unusable(
             "connect",

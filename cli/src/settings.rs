@@ -54,13 +54,32 @@ fn source(args: &StoreArgs) -> Result<Source, Failure> {
 /// Returns the settings of the store, and where they are in a config file, if they are from one.
 fn find(args: &StoreArgs) -> Result<(Config, Option<String>), Failure> {
     Ok(match source(args)? {
-        Source::Url(url) => (Config::from_url(&url)?, None),
+        Source::Url(url) => {
+            check_environment("--url")?;
+            (Config::from_url(&url)?, None)
+        }
         Source::Environment => (Config::from_env(PREFIX)?, None),
         Source::File(file) => {
+            check_environment(&format!("the config file {}", file.display()))?;
             let (config, origin) = ConfigFile::new(&file).config()?;
             (config, Some(origin))
         }
     })
+}
+
+/// Refuses keys in the environment while the URL is from `origin`. Ignored, such a key makes the command act on other
+/// locks than its user means. Applied, it would change the meaning of a URL or a file that says all about its store.
+fn check_environment(origin: &str) -> Result<(), Failure> {
+    match Config::keys_in_env(PREFIX).first() {
+        None => Ok(()),
+        Some(variable) => Err(Failure::new(
+            CONFIG,
+            format!(
+                "{variable} is set, and has no effect on the store of {origin}: it belongs to LOCKKEEPER_URL; \
+                 unset it, and say there what it says"
+            ),
+        )),
+    }
 }
 
 /// Returns the variables that name the same store to another `lockkeeper`.
@@ -148,6 +167,46 @@ pub(crate) fn open(
     change: impl FnOnce(Config) -> Config,
 ) -> Result<LockKeeper, Failure> {
     with_config(args, |config| drivers().open_with(&change(config), options))
+}
+
+/// A SQLite file that the first lock of a store creates. Another file beside it is tried in its place, and is deleted
+/// when this is dropped.
+pub(crate) struct NewFile {
+    pub(crate) path: String,
+    tried: String,
+}
+
+impl NewFile {
+    /// Returns `None` if the store is no SQLite file, or if the file exists.
+    pub(crate) fn find(args: &StoreArgs) -> Result<Option<Self>, Failure> {
+        let url = find(args)?.0.url().clone();
+        let is_missing = matches!(Path::new(url.path()).try_exists(), Ok(false));
+        Ok((url.scheme() == "sqlite" && is_missing).then(|| Self {
+            path: url.path().to_owned(),
+            tried: format!("{}-doctor-{:08x}", url.path(), std::process::id()),
+        }))
+    }
+
+    /// Opens the other file. Errors name the file itself.
+    pub(crate) fn open(&self, args: &StoreArgs) -> Result<LockKeeper, Failure> {
+        let options = OpenOptions::new().wait(Duration::ZERO);
+        let opened = with_config(args, |config| {
+            let config = config.without_fallbacks().with_path(&self.tried);
+            drivers().open_with(&config, &options)
+        });
+        opened.map_err(|failure| {
+            let text = failure.text.replace(&self.tried, &self.path);
+            Failure::new(failure.code, text)
+        })
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        for suffix in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(format!("{}{suffix}", self.tried));
+        }
+    }
 }
 
 /// Opens the store without its fallbacks, in one attempt: a question about one store is not answered by

@@ -9,8 +9,7 @@ use lockkeeper::admin::Finding;
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{AcquireOptions, Capability, Error, LeasePolicy, LockGuard, LockKeeper, Released};
 
-use crate::args::StoreArgs;
-use crate::settings;
+use crate::failure::Failure;
 
 /// The longest time that a step may take.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -20,15 +19,18 @@ const ROUND_TRIPS: u32 = 20;
 /// Acquiring and releasing a lock within this time needs no warning.
 const SLOW: Duration = Duration::from_millis(50);
 
-/// Runs all checks; a check that fails is a finding, too.
-pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
+/// Runs all checks; a check that fails is a finding, too. `open` opens the store once more.
+pub(super) fn all(
+    open: &dyn Fn() -> Result<LockKeeper, Failure>,
+    keeper: &LockKeeper,
+) -> Vec<Finding> {
     let mut findings = vec![Finding::fine(
         "connect",
         format!("the store can be opened: {}", keeper.backend()),
     )];
     // The keeper of another program, if the store can be shared by processes.
     let is_shared = keeper.capabilities().has(Capability::CrossProcess);
-    let other = match is_shared.then(|| settings::open_existing(args)).transpose() {
+    let other = match is_shared.then(open).transpose() {
         Ok(other) => other.unwrap_or_else(|| keeper.clone()),
         Err(failure) => {
             let what = format!("a second connection is refused: {failure}");

@@ -12,6 +12,10 @@ pub(crate) const CASES: &[Case] = &[
         bad_config_file,
     ),
     ("only_missing_config_is_skipped", skipped_configs),
+    (
+        "keys_in_the_environment_of_another_url_are_refused",
+        foreign_keys,
+    ),
     ("pass_url_gives_the_command_the_store", pass_url),
 ];
 
@@ -30,6 +34,7 @@ fn config_file(rig: &mut Rig) -> Outcome {
             rig.run_command(&["a"], "touch held; until [ -e done ]; do sleep 0.05; done");
         command
             .env_remove("LOCKKEEPER_URL")
+            .env_remove("LOCKKEEPER_NAMESPACE")
             .env("HOME", &home)
             .env_remove("XDG_CONFIG_HOME");
         change(&mut command);
@@ -161,11 +166,61 @@ fn skipped_configs(rig: &mut Rig) -> Outcome {
     for folder in ["dangling", "loop"] {
         let path = rig.path(folder);
         let path = path.to_str().unwrap();
-        let (status, line) = run(&[("LOCKKEEPER_URL", ""), ("XDG_CONFIG_HOME", path)]);
+        let (status, line) = run(&[
+            ("LOCKKEEPER_URL", ""),
+            ("LOCKKEEPER_NAMESPACE", ""),
+            ("XDG_CONFIG_HOME", path),
+        ]);
         assert_eq!(status, 78, "{line}");
         let file = format!("{path}/lockkeeper.toml cannot be used");
         assert!(line.contains(&file), "{line}");
     }
+    Ok(())
+}
+
+fn foreign_keys(rig: &mut Rig) -> Outcome {
+    let url = rig.url().to_owned();
+    rig.write("locks.toml", &format!("url = {url:?}\n"));
+    let store = ["--url", &url];
+    let holder = {
+        let mut command = rig.lockkeeper(&[&["run"], &store[..], &["foreign"]].concat());
+        command.args([
+            "--",
+            "sh",
+            "-c",
+            "touch held; until [ -e release ]; do sleep 0.05; done",
+        ]);
+        Running(Some(command.spawn().unwrap()))
+    };
+    rig.until_file("held");
+    let unlock = ["unlock", "--force", "--yes", "foreign"];
+    for (args, vars, part) in [
+        (&store[..], &[][..], "--url"),
+        (&["--config", "locks.toml"], &[], "locks.toml"),
+        (&[], &[("LOCKKEEPER_CONFIG", "locks.toml")], "locks.toml"),
+    ] {
+        let mut command = rig.lockkeeper(&[&unlock[..], args].concat());
+        command.envs(vars.iter().copied());
+        let output = command
+            .env("LOCKKEEPER_NAMESPACE", "staging")
+            .output()
+            .unwrap();
+        let line = stderr_of(&output);
+        assert_eq!(code(&output), 78, "{line}");
+        assert!(
+            line.contains("LOCKKEEPER_NAMESPACE is set") && line.contains(part),
+            "{line}"
+        );
+    }
+    // The key of the variable is one of that URL.
+    let mut command = rig.lockkeeper(&unlock);
+    let output = command
+        .env("LOCKKEEPER_NAMESPACE", "staging")
+        .output()
+        .unwrap();
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0, "the lock was not freed");
     Ok(())
 }
 

@@ -240,10 +240,13 @@ impl Rig {
         Pid::from_raw(self.read(name).trim().parse().unwrap()).unwrap()
     }
 
-    /// Returns the program, to run in the folder and with the store in its environment.
+    /// Returns the program, to run in the folder and with the store in its environment, unless `args` name another one.
     pub(crate) fn lockkeeper(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
         self.set_environment(&mut command);
+        if args.iter().any(|arg| ["--url", "--config"].contains(arg)) {
+            command.env_remove("LOCKKEEPER_NAMESPACE");
+        }
         command.args(args);
         command
     }
@@ -305,9 +308,7 @@ impl Rig {
     }
 
     pub(crate) fn run_command(&self, args: &[&str], script: &str) -> Command {
-        let mut command = self.lockkeeper(&["run"]);
-        command.args(args).args(["--", "sh", "-c", script]);
-        command
+        self.lockkeeper(&[&["run"], args, &["--", "sh", "-c", script]].concat())
     }
 
     /// Starts `lockkeeper run … -- sh -c SCRIPT` in the background.
