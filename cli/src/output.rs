@@ -24,6 +24,27 @@ pub(crate) fn print_to_reader(text: &str) -> Result<bool, Failure> {
     is_read(io::stdout().lock().write_all(text.as_bytes()))
 }
 
+/// Pauses for `limit`, or until the reader of standard output is gone. Returns whether it is left.
+pub(crate) fn pause_while_read(limit: Duration) -> bool {
+    #[cfg(unix)]
+    {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let stdout = io::stdout();
+        // Without a flag, the kernel reports only a closed end.
+        let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
+        let time = Timespec {
+            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        // It fails if a signal interrupts it.
+        if let Ok(closed) = poll(&mut polled, Some(&time)) {
+            return closed == 0;
+        }
+    }
+    std::thread::sleep(limit);
+    true
+}
+
 fn is_read(result: io::Result<()>) -> Result<bool, Failure> {
     match result.and_then(|()| io::stdout().flush()) {
         Ok(()) => Ok(true),
@@ -37,8 +58,24 @@ fn is_read(result: io::Result<()>) -> Result<bool, Failure> {
 
 /// Prints a value as JSON.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value);
-    print(&text.map_err(|error| Failure::system("write JSON", &error))?)
+    print(&json(serde_json::to_string_pretty(value))?)
+}
+
+/// Returns a JSON text with an escape in place of each character that a terminal would not show as it is, such as a C1
+/// control or a change of direction. Such characters are only in its strings.
+pub(crate) fn json(text: serde_json::Result<String>) -> Result<String, Failure> {
+    let text = text.map_err(|error| Failure::system("write JSON", &error))?;
+    let mut shown = String::with_capacity(text.len());
+    for char in text.chars() {
+        if char != '\u{7f}' && (char.is_ascii() || char.escape_debug().len() == 1) {
+            shown.push(char);
+            continue;
+        }
+        for unit in char.encode_utf16(&mut [0; 2]) {
+            shown.push_str(&format!("\\u{unit:04x}"));
+        }
+    }
+    Ok(shown)
 }
 
 /// Prints one line to standard error.
@@ -105,6 +142,17 @@ mod tests {
         ] {
             assert_eq!(format_span(Duration::from_millis(millis)), text);
         }
+    }
+
+    #[test]
+    fn json_has_no_character_that_a_terminal_obeys() {
+        let text = "a\u{9b}31m \u{202e}\u{2066} e\u{301} \u{e0001} 자리 \u{7f}\n";
+        let shown = json(serde_json::to_string(text)).unwrap();
+        assert_eq!(
+            shown,
+            r#""a\u009b31m \u202e\u2066 e\u0301 \udb40\udc01 자리 \u007f\n""#
+        );
+        assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), text);
     }
 
     #[test]

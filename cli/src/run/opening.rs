@@ -49,7 +49,7 @@ pub(super) fn open(
         (false, Some(Wait::Forever)) => options.wait_forever(),
         (false, None) => options,
     };
-    let observer = Arc::new(EventForwarder(sender));
+    let observer = Arc::new(EventForwarder::new(sender));
     let opened = settings::open(&args.store, &options, |config| config.observer(observer));
     match end_signal(events, Duration::ZERO) {
         Some(signal) => Ok(Opened::Signal(signal)),

@@ -1,10 +1,12 @@
 //! The signals that `run` receives, and the events that it handles in one queue.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
+use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{CancelToken, Error, FencingToken, ObservedLock, Observer};
 use nix::sys::signal::SigSet;
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -12,11 +14,12 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use signal_hook::iterator::Signals;
 
+use super::command::Status;
 use super::{stderr, terminal};
 use crate::failure::Failure;
 
 /// An event while a lock is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// A signal to pass on to the command.
     Signal(Signal),
@@ -25,6 +28,8 @@ pub(super) enum Event {
     /// This process was continued after it had been stopped.
     Continued,
     Renewed,
+    /// A renewal failed, for this reason.
+    NotRenewed(String),
     Lost,
 }
 
@@ -37,6 +42,10 @@ const OTHER_SIGNALS: [Signal; 5] = [
     Signal::CONT,
     Signal::CHILD,
 ];
+
+/// A signal that asks for an end so long after the first one ends this process without waiting for the store. `timeout`
+/// sends two at once.
+const SECOND_AFTER: Duration = Duration::from_millis(500);
 
 /// Takes events until none has happened for `limit`, and returns the first signal that asks for an
 /// end.
@@ -53,8 +62,8 @@ pub(super) fn asks_for_end(signal: Signal) -> bool {
 
 /// Starts a thread that turns signals into events.
 ///
-/// Until `is_running`, a signal that asks for an end cancels `wait`, and TSTP stops this process as
-/// it does by default.
+/// Unless `is_running`, a signal that asks for an end cancels `wait`, a second one ends this process at once, and TSTP
+/// stops it as it does by default.
 pub(super) fn listen(
     events: Sender<Event>,
     wait: CancelToken,
@@ -74,11 +83,18 @@ pub(super) fn listen(
         let _ = numbers
             .collect::<Result<SigSet, _>>()
             .and_then(|all| all.thread_unblock());
+        let mut first_end: Option<HostInstant> = None;
         for number in signals.forever() {
             let Some(signal) = Signal::from_named_raw(number) else {
                 continue;
             };
             let running = is_running.load(Ordering::SeqCst);
+            if asks_for_end(signal) {
+                let first = *first_end.get_or_insert_with(|| SystemClock.now());
+                if !running && SystemClock.now().saturating_since(first) >= SECOND_AFTER {
+                    end_at_once(signal);
+                }
+            }
             let event = match signal {
                 Signal::TSTP if !running => {
                     if !terminal::is_orphan() {
@@ -106,11 +122,24 @@ pub(super) fn listen(
     Ok(())
 }
 
-/// Ends this process by the default action of a signal. Returns if that is not possible.
-pub(super) fn end_by_signal(signal: Signal) {
-    // No core dump, which is the default action of QUIT: the memory may hold a password.
+/// Ends this process while a call of the store may hang.
+fn end_at_once(signal: Signal) -> ! {
+    stderr::warn(
+        "a second signal: ended without waiting for the store, which frees what this process holds after its ttl",
+    );
+    std::process::exit(Status::Signal(signal.as_raw()).code().into())
+}
+
+/// Keeps other processes of this user, such as the command, from reading the memory of this one, and its environment in
+/// /proc: they may hold a password. There is no core dump either. A program that this process starts is not affected.
+pub(super) fn hide_memory() {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+}
+
+/// Ends this process by the default action of a signal. Returns if that is not possible.
+pub(super) fn end_by_signal(signal: Signal) {
+    // The default action of QUIT is a core dump.
     let none = Rlimit {
         current: Some(0),
         maximum: Some(0),
@@ -148,22 +177,44 @@ fn is_in(mask: &str, process: &str, signal: Signal) -> bool {
 
 /// Reports what the keeper observes of the lock of `run`, as events and on standard error.
 #[derive(Debug)]
-pub(super) struct EventForwarder(pub(super) Sender<Event>);
+pub(super) struct EventForwarder {
+    events: Sender<Event>,
+    /// The last failure of each lock and of opening: an equal one that follows is not reported again.
+    failures: Mutex<BTreeMap<String, String>>,
+}
+
+impl EventForwarder {
+    pub(super) fn new(events: Sender<Event>) -> Self {
+        Self {
+            events,
+            failures: Mutex::default(),
+        }
+    }
+
+    /// Returns whether `text` differs from the last failure of `name`.
+    fn is_new(&self, name: &str, text: &str) -> bool {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.insert(name.to_owned(), text.to_owned()).as_deref() != Some(text)
+    }
+}
 
 impl Observer for EventForwarder {
     fn contended(&self, lock: &ObservedLock<'_>) {
         stderr::info(&format!("{:?} is held by another process", lock.name));
     }
 
-    fn renewed(&self, _lock: &ObservedLock<'_>, _token: FencingToken) {
-        let _ = self.0.send(Event::Renewed);
+    fn renewed(&self, lock: &ObservedLock<'_>, _token: FencingToken) {
+        self.is_new(lock.name.as_str(), "");
+        let _ = self.events.send(Event::Renewed);
     }
 
     fn renewal_unknown(&self, lock: &ObservedLock<'_>, _token: FencingToken, error: &Error) {
-        stderr::info(&format!(
-            "{:?} could not be renewed; lockkeeper tries again: {error}",
-            lock.name
-        ));
+        let name = lock.name;
+        let text = format!("{name:?} could not be renewed; lockkeeper tries again: {error}");
+        if self.is_new(name.as_str(), &text) {
+            let _ = self.events.send(Event::NotRenewed(error.to_string()));
+            stderr::info(&text);
+        }
     }
 
     fn warning(&self, store: &str, text: &str) {
@@ -171,8 +222,11 @@ impl Observer for EventForwarder {
     }
 
     fn open_waits(&self, _store: &str, reason: &Error) {
-        let reason = Failure::from(reason.clone());
-        stderr::info(&format!("{reason}; lockkeeper tries again"));
+        let reason = Failure::from(reason.clone()).to_string();
+        // No lock has the empty name.
+        if self.is_new("", &reason) {
+            stderr::info(&format!("{reason}; lockkeeper tries again"));
+        }
     }
 
     fn fallback(&self, from: &str, to: &str, reason: &Error) {
@@ -183,6 +237,6 @@ impl Observer for EventForwarder {
     }
 
     fn lost(&self, _lock: &ObservedLock<'_>, _token: FencingToken) {
-        let _ = self.0.send(Event::Lost);
+        let _ = self.events.send(Event::Lost);
     }
 }

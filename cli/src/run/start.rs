@@ -18,7 +18,7 @@ use super::held::{ClaimWait, HeldLock};
 use super::opening::{self, Opened};
 use super::plan::Plan;
 use super::poll::POLL_INTERVAL;
-use super::signals::{end_by_signal, end_signal, listen};
+use super::signals::{end_by_signal, end_signal, hide_memory, listen};
 use super::stderr::{self, Level};
 use super::supervisor::{Ended, Supervisor};
 use super::terminal::{self, Terminal};
@@ -58,6 +58,7 @@ pub(crate) fn main(args: &args::Run) -> ExitCode {
         (false, true) => Level::Verbose,
         (false, false) => Level::Normal,
     });
+    hide_memory();
     let end = run(args).unwrap_or_else(|failure| {
         match failure.code {
             // With --conflict-exit-code 0 a busy lock is no failure, and cron must not send a mail.

@@ -22,6 +22,9 @@ use crate::failure::LOST;
 /// would run on while the host is suspended.
 const MAX_POLLS: u32 = 50;
 
+/// A process that notices the end of its time so late did not run before.
+const STOPPED_FOR: Duration = Duration::from_millis(200);
+
 /// How the command ended.
 pub(super) struct Ended {
     /// The exit status of `run`.
@@ -51,6 +54,8 @@ pub(super) struct Supervisor<'a> {
     lost: Option<Deadlines>,
     /// Whether a watchdog has begun to end the command.
     ending: bool,
+    /// Why the renewal after the last one that succeeded has failed.
+    not_renewed: Option<String>,
     /// The signals that asked for an end.
     end_signals: Vec<Signal>,
 }
@@ -83,6 +88,7 @@ impl<'a> Supervisor<'a> {
             sent: deadlines,
             lost: None,
             ending: false,
+            not_renewed: None,
             end_signals: Vec::new(),
         };
         let watched = supervisor.watchdog.watch_group(command.group(), deadlines);
@@ -192,9 +198,11 @@ impl<'a> Supervisor<'a> {
         } else if let Some(max_hold) = max_hold {
             let max_hold = format_millis(max_hold);
             &format!("is not kept any longer: its `max_hold` of {max_hold} is over")
+        } else if let Some(error) = &self.not_renewed {
+            &format!("was not renewed in time: {error}")
         } else if !self.held.guard.is_held() {
             "is lost: the store was out of reach for too long, or it was taken away"
-        } else if is_ending {
+        } else if is_ending && now.saturating_since(last.term) >= STOPPED_FOR {
             "was not renewed in time: lockkeeper was stopped or suspended"
         } else {
             "cannot be kept: the store has not renewed it in time"
@@ -219,7 +227,11 @@ impl<'a> Supervisor<'a> {
     }
 
     fn handle(&mut self, event: Event) {
+        if event == Event::Renewed {
+            self.not_renewed = None;
+        }
         match event {
+            Event::NotRenewed(error) => self.not_renewed = Some(error),
             Event::Renewed if self.lost.is_none() => {
                 // `check_lock` handles a loss.
                 if let Some(deadlines) = self.held.deadlines() {

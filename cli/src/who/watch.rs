@@ -3,7 +3,6 @@
 //! At a terminal the list is redrawn in place. Elsewhere it is printed whenever it has changed, so that
 //! a log or a program gets each change once.
 
-use std::thread;
 use std::time::SystemTime;
 
 use lockkeeper::LockKeeper;
@@ -39,10 +38,9 @@ pub(super) fn watch(query: &Query<'_>) -> Result<u8, Failure> {
             Err(failure) if failure.code != UNAVAILABLE => return Err(failure),
             answer => view.show(query, &answer)?,
         };
-        if !has_reader {
+        if !has_reader || !output::pause_while_read(query.args.interval) {
             return Ok(0);
         }
-        thread::sleep(query.args.interval);
     }
 }
 
@@ -127,8 +125,7 @@ fn print_change(query: &Query<'_>, answer: &Result<Listing, Failure>) -> Result<
         }
     };
     if query.args.json {
-        let line = serde_json::to_string(&listing.report());
-        let line = line.map_err(|error| Failure::system("write JSON", &error))?;
+        let line = output::json(serde_json::to_string(&listing.report()))?;
         return output::print_to_reader(&(line + "\n"));
     }
     let text = listing.text(query);

@@ -1,10 +1,8 @@
 //! The claim of a watchdog on a name, and how long the next `run` waits for it.
 
-use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
@@ -309,10 +307,8 @@ fn respected_of_root(rig: &mut Rig) -> Outcome {
     if !geteuid().is_root() {
         return Err(Skip("only root can act as another user"));
     }
-    let shared = Permissions::from_mode(0o777);
-    std::fs::set_permissions(rig.folder.path(), shared.clone()).unwrap();
-    if rig.server.is_none() {
-        std::fs::set_permissions(rig.path("store"), shared).unwrap();
+    for folder in [rig.folder.path(), &rig.path("store")] {
+        std::os::unix::fs::chown(folder, Some(OTHER_USER), None).unwrap();
     }
     let start = |args: &[&str], script: &str| {
         let mut run = rig.run_command(args, script);

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::Signal;
 
-use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
+use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
     ("status_of_the_command_is_passed_on", own_status),
@@ -23,6 +23,11 @@ pub(crate) const CASES: &[Case] = &[
         not_run,
     ),
     ("environment_has_the_lock_and_no_url", environment),
+    #[cfg(target_os = "linux")]
+    (
+        "command_cannot_read_the_environment_of_run",
+        hidden_environment,
+    ),
     ("standard_streams_are_inherited", standard_streams),
     ("full_standard_error_delays_no_signal", full_stderr),
     (
@@ -110,6 +115,21 @@ fn usage(rig: &mut Rig) -> Outcome {
         (&["run", "--", "true"], "NAME"),
         (&["run", "--wait", "soon", "a", "--", "true"], "10s"),
         (&["run", "-w", "inf", "a", "--", "true"], "too big"),
+        (
+            &["run", "-w", "99999999999", "a", "--", "true"],
+            "a hundred years",
+        ),
+        (
+            &[
+                "run",
+                "--ttl",
+                "18446744073709551615s 1000000000ns",
+                "a",
+                "--",
+                "true",
+            ],
+            "10s",
+        ),
         (&["run", "a", "-c", "true", "--", "true"], "--command"),
         (&["run", "-n", "--wait", "1s", "a", "--", "true"], "--wait"),
         (
@@ -325,6 +345,35 @@ fn environment(rig: &mut Rig) -> Outcome {
         .parse()
         .unwrap();
     assert!(second > first && first > 0, "{first}, {second}");
+    Ok(())
+}
+
+/// The command cannot read the environment of `run`, which may have a password. Root could read it.
+#[cfg(target_os = "linux")]
+fn hidden_environment(rig: &mut Rig) -> Outcome {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65_534;
+    let mut command = rig.run_command(&["a"], "cat /proc/$PPID/environ > read || touch refused");
+    if rustix::process::geteuid().is_root() {
+        if rig.server.is_some() {
+            return Err(Skip("a copy of the program for another user is made once"));
+        }
+        // The program's own folder may be closed to other users.
+        std::fs::copy(env!("CARGO_BIN_EXE_lockkeeper"), rig.path("lockkeeper")).unwrap();
+        let mut other = std::process::Command::new(rig.path("lockkeeper"));
+        rig.set_environment(&mut other);
+        other.args(command.get_args()).uid(NOBODY).gid(NOBODY);
+        command = other;
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(rig.path("lockkeeper"), mode).unwrap();
+        for folder in ["", "store"] {
+            chown(rig.path(folder), Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+    }
+    let output = command.output().unwrap();
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    assert!(rig.exists("refused") && rig.read("read").is_empty());
     Ok(())
 }
 

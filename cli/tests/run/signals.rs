@@ -13,6 +13,7 @@ pub(crate) const CASES: &[Case] = &[
     ("signals_reach_the_whole_group", handled),
     ("command_that_ignores_term_keeps_its_lock", ignored),
     ("signals_end_the_wait", end_the_wait),
+    ("second_signal_ends_a_release_that_hangs", hanging_release),
     ("other_signals_do_not_end_the_wait", others_while_waiting),
     ("tstp_does_not_stop_a_service", service),
     ("stopped_command_keeps_its_lock", stopped_command),
@@ -104,6 +105,35 @@ fn end_the_wait(rig: &mut Rig) -> Outcome {
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
     assert!(!rig.exists("started"));
+    Ok(())
+}
+
+fn hanging_release(rig: &mut Rig) -> Outcome {
+    if rig.server.is_some() {
+        return Err(Skip("only a file can be kept locked here"));
+    }
+    let mut run = rig.start(
+        &["a"],
+        "touch held; until [ -e release ]; do sleep 0.05; done; echo $$ > ended",
+    );
+    rig.until_file("held");
+    let other = rusqlite::Connection::open(rig.path("store/locks.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    rig.write("release", "");
+    rig.until("the command has ended", || {
+        rig.exists("ended") && !rig.read("ended").is_empty()
+    });
+    rig.until_reaped(rig.pid("ended"));
+    rig.until("the second one ends it", || {
+        // The time between two signals: `timeout` sends two at once, which count as one.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        run.signal(Signal::TERM);
+        !run.is_running()
+    });
+    let output = run.output();
+    let text = stderr_of(&output);
+    assert_eq!(code(&output), 143, "{text}");
+    assert!(text.contains("a second signal"), "{text}");
     Ok(())
 }
 

@@ -19,11 +19,20 @@ fn killed_store(rig: &mut Rig) -> Outcome {
     let Some(server) = &rig.server else {
         return Err(NO_SERVER);
     };
-    let run = rig.start(&with(&["a"]), FORKING);
+    let run = rig.start(&with(&["-v", "a"]), FORKING);
     rig.until_file("ready");
     server.kill();
     let output = run.output();
-    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
+    let text = stderr_of(&output);
+    assert_eq!(code(&output), 79, "{text}");
+    assert!(!text.contains("suspended"), "{text}");
+    let mut failures: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains("tries again"))
+        .collect();
+    let all = failures.len();
+    failures.dedup();
+    assert_eq!(failures.len(), all, "{text}");
     for pid in both(rig) {
         assert!(!is_alive(pid));
     }
