@@ -1,7 +1,6 @@
 //! The provider.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 #[cfg(doc)]
@@ -14,7 +13,7 @@ use lockkeeper_core::{
 use lockkeeper_remote::senseless;
 
 use crate::acquire::{acquire, end_of_clean_up};
-use crate::batch::batch;
+use crate::batch::{BATCH, batch};
 use crate::store::Store;
 use crate::wire::Seen;
 use crate::{BACKEND, EtcdOptions};
@@ -116,7 +115,7 @@ impl StoreInfo for EtcdProvider {
             .with_max_permits(MAX_PERMITS)
             .with_min_ttl(self.store.min_ttl())
             .with_ttl_step(Duration::from_secs(1))
-            .with_batch(self.store.most.load(Ordering::Relaxed))
+            .with_batch(BATCH)
             .with_attempt_limit(self.store.client.attempt())
     }
 
