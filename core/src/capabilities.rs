@@ -96,6 +96,7 @@ pub struct Capabilities {
     min_ttl: Duration,
     ttl_step: Duration,
     batch: usize,
+    renewals: usize,
     parts: usize,
     attempt_limit: Duration,
     max_permits: u32,
@@ -112,6 +113,7 @@ impl Capabilities {
             min_ttl: Self::MIN_TTL,
             ttl_step: Duration::from_nanos(1),
             batch: 1,
+            renewals: 1,
             parts: 1,
             attempt_limit: Duration::from_secs(2),
             max_permits: MAX_PERMITS,
@@ -144,6 +146,15 @@ impl Capabilities {
     #[must_use]
     pub const fn with_batch(mut self, operations: usize) -> Self {
         self.batch = if operations == 0 { 1 } else { operations };
+        self.renewals = self.batch;
+        self
+    }
+
+    /// Sets how many renewals one call of [`Backend::batch`](crate::Backend::batch) takes, for a store that takes only
+    /// these together; never under one. Default: as many as other operations.
+    #[must_use]
+    pub const fn with_renewals(mut self, renewals: usize) -> Self {
+        self.renewals = if renewals == 0 { 1 } else { renewals };
         self
     }
 
@@ -192,6 +203,11 @@ impl Capabilities {
     /// Returns how many operations one call of [`Backend::batch`](crate::Backend::batch) takes.
     pub const fn batch(&self) -> usize {
         self.batch
+    }
+
+    /// Returns how many renewals one call of [`Backend::batch`](crate::Backend::batch) takes.
+    pub const fn renewals(&self) -> usize {
+        self.renewals
     }
 
     /// Returns of how many parts the store is made.

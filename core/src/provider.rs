@@ -47,6 +47,12 @@ pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Returns what identifies the server, which is the same for all its addresses and databases; `None` if that is not
+    /// known. A [quorum](https://docs.rs/lockkeeper-quorum) counts each server once. It does no I/O.
+    fn server(&self) -> Option<String> {
+        None
+    }
+
     /// Returns what operators can ask and do; `None` if the store has no answers for them.
     fn admin(&self) -> Option<&dyn Admin> {
         None

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, ErasedLease, Error, Grant, HostInstant};
+use lockkeeper_core::{AcquireRequest, ErasedLease, Error, ErrorKind, Grant, HostInstant};
 
 use crate::ballot::{Vote, majority};
 use crate::hold::{Hold, PATIENCE, QuorumLease};
@@ -209,8 +209,11 @@ impl<'a> Acquisition<'a> {
             // The other members may do without this one.
             Err(error) if error.is_retryable() => {
                 store.abandon(&waiting);
-                if self.is_over() {
+                if self.request.is_cancelled() {
                     return Ok(Step::End(None));
+                }
+                if self.is_over() {
+                    return Err(unanswered_wait(member, error));
                 }
                 member.failed();
                 self.pause(self.failed);
@@ -250,6 +253,15 @@ impl<'a> Acquisition<'a> {
         let _ = woken.recv_timeout(left.map_or(pause, |left| pause.min(left)));
         drop(wake);
     }
+}
+
+/// Returns the error of a wait at whose end the member with the queue failed. Whether the name is held is unknown then.
+fn unanswered_wait(member: &Member, cause: Error) -> Error {
+    let location = member.source.location();
+    let text = format!(
+        "the member {location}, at which the caller waited, did not answer at the end of the wait"
+    );
+    Error::new(ErrorKind::Unavailable, text).with_source(cause)
 }
 
 fn no_leases(quorum: &Quorum) -> Leases {

@@ -33,6 +33,8 @@ pub(crate) enum Decision {
     Held,
     /// Some member has another holder or waiter, and no proposer needs to have a majority.
     Contested,
+    /// This member has another holder or waiter, who goes first: it comes before all members that have granted.
+    Behind(usize),
     /// The epoch was too small: all epochs up to this one are.
     Outdated(u64),
     /// Fewer than a majority have answered.
@@ -70,6 +72,15 @@ impl Ballot {
         answered >= majority(self.votes.len())
     }
 
+    /// Returns the first member that is busy, if another one that comes later has granted and none before. Of two proposers
+    /// that keep each other from a majority, this is so for exactly one.
+    fn behind(&self) -> Option<usize> {
+        let position = |wanted: fn(&Vote) -> bool| self.votes.iter().position(wanted);
+        let busy = position(|vote| *vote == Vote::Busy)?;
+        let granted = position(|vote| matches!(vote, Vote::Granted(_)))?;
+        (busy < granted).then_some(busy)
+    }
+
     fn count(&self, is_counted: impl Fn(Vote) -> bool) -> usize {
         self.votes.iter().filter(|vote| is_counted(**vote)).count()
     }
@@ -83,6 +94,9 @@ impl Ballot {
         let pending = self.count(|vote| vote == Vote::Pending);
         if granted >= needed {
             return Some(Decision::Won);
+        }
+        if let Some(first) = self.behind() {
+            return Some(Decision::Behind(first));
         }
         if granted + pending >= needed && !is_over {
             return None;
@@ -184,6 +198,17 @@ mod tests {
         assert_eq!(decide(&outage, false), Some(Decision::Outage));
         let outage = [Vote::Busy, Vote::Failed, PENDING];
         assert_eq!(decide(&outage, true), Some(Decision::Outage));
+    }
+
+    #[test]
+    fn proposer_behind_another_one_knows_at_once() {
+        let behind = Some(Decision::Behind(1));
+        assert_eq!(decide(&[PENDING, Vote::Busy, YES], false), behind);
+        assert_eq!(decide(&[Vote::Failed, Vote::Busy, YES], true), behind);
+        assert_eq!(decide(&[PENDING, YES, Vote::Busy], false), None);
+        // It has won whatever the first member says, and may still get an earlier member than that.
+        assert_eq!(decide(&[Vote::Busy, YES, YES], false), Some(Decision::Won));
+        assert_eq!(decide(&[PENDING, Vote::Busy, PENDING], false), None);
     }
 
     #[test]

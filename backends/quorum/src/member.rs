@@ -83,6 +83,8 @@ pub(crate) struct Member {
     pub(crate) index: usize,
     pub(crate) source: QuorumMember,
     pub(crate) clock: Arc<dyn Clock>,
+    /// The servers of all members, as far as they are open and known.
+    servers: Arc<Mutex<Vec<Option<String>>>>,
     store: Mutex<Store>,
     queue: Mutex<Queue>,
     posted: Condvar,
@@ -122,11 +124,17 @@ impl Queue {
 }
 
 impl Member {
-    pub(crate) fn new(index: usize, source: QuorumMember, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(
+        index: usize,
+        source: QuorumMember,
+        clock: Arc<dyn Clock>,
+        servers: Arc<Mutex<Vec<Option<String>>>>,
+    ) -> Self {
         Self {
             index,
             source,
             clock,
+            servers,
             store: Mutex::default(),
             queue: Mutex::default(),
             posted: Condvar::new(),
@@ -160,7 +168,7 @@ impl Member {
             let needs = [&[Capability::ProposedEpoch], store.needs.as_slice()].concat();
             let lacks = needs.into_iter().find(|it| !opened.capabilities().has(*it));
             match lacks {
-                None => Ok(opened),
+                None => self.check_server(&*opened).map(|()| opened),
                 Some(lacks) => Err(self.lacks(lacks)),
             }
         });
@@ -178,6 +186,27 @@ impl Member {
             }
         }
         checked
+    }
+
+    /// Refuses a store on the server of another member: it would have two votes.
+    fn check_server(&self, store: &dyn LockProvider) -> Result<(), Error> {
+        let Some(server) = store.server() else {
+            return Ok(());
+        };
+        let mut servers = lock(&self.servers);
+        let is_other =
+            |(at, it): (usize, &Option<String>)| at != self.index && it.as_ref() == Some(&server);
+        if servers.iter().enumerate().any(is_other) {
+            let location = self.source.location();
+            let text = format!(
+                "the member {location} is on the server of another member, under another address or database; a server has one vote"
+            );
+            return Err(Error::new(ErrorKind::InvalidValue, text));
+        }
+        if let Some(own) = servers.get_mut(self.index) {
+            *own = Some(server);
+        }
+        Ok(())
     }
 
     fn lacks(&self, capability: Capability) -> Error {

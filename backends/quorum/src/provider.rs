@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant,
-    HostInstant, LeaseVerifier, Released, Renewal, StoreInfo, StoreUrl, Usage,
+    HostInstant, LeaseVerifier, Operation, Released, Renewal, StoreInfo, StoreUrl, Usage,
 };
 
 use crate::acquire::Acquisition;
@@ -21,6 +21,8 @@ use crate::{BACKEND, worker};
 /// The part of a ttl by which a member keeps a lease longer: the clocks of two hosts run apart by no more, since
 /// time services correct a clock by at most 1/2000.
 const DRIFT: u32 = 1_000;
+/// How many renewals travel together: as many as a keeper has, as a rule. The members' stores take as many as they can.
+const RENEWALS: usize = 10_000;
 /// The resolution of the members' clocks.
 const RESOLUTION: Duration = Duration::from_millis(2);
 /// What a quorum has if all of its members have it.
@@ -68,13 +70,24 @@ pub(crate) struct Quorum {
     capabilities: Capabilities,
 }
 
+/// A renewal that the members were asked for.
+struct Asked {
+    hold: Arc<Hold>,
+    /// That of the members.
+    ttl: Duration,
+    /// Until when the leases of a majority keep others from the name if they are renewed.
+    valid_until: HostInstant,
+    /// How long their answers are waited for.
+    until: HostInstant,
+}
+
 impl QuorumProvider {
     /// Opens the members, of which a majority must be reachable. The others are opened as soon as they are.
     ///
     /// The members grant nothing for `max_ttl` after they have forgotten their locks, so no ttl may be longer.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`] unless there are three or five members; [`Error::unreachable`] if no
+    /// [`ErrorKind::InvalidValue`] unless there are three or five members, each a server of its own; [`Error::unreachable`] if no
     /// majority can be reached; [`ErrorKind::Unsupported`] for a store that takes no proposed epochs; and the
     /// error of a member that answers and cannot serve.
     pub fn open(
@@ -84,9 +97,13 @@ impl QuorumProvider {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
         check_count(members.len())?;
+        let servers = Arc::new(Mutex::new(vec![None; members.len()]));
         let members = members.into_iter().enumerate();
         let members: Vec<_> = members
-            .map(|(at, source)| Arc::new(Member::new(at, source, Arc::clone(&clock))))
+            .map(|(at, source)| {
+                let (clock, servers) = (Arc::clone(&clock), Arc::clone(&servers));
+                Arc::new(Member::new(at, source, clock, servers))
+            })
             .collect();
         let opened = open_all(&members)?;
         let has = |it: &Capability| opened.iter().all(|store| store.capabilities().has(*it));
@@ -98,6 +115,7 @@ impl QuorumProvider {
         let least = opened.iter().map(|store| store.capabilities().min_ttl());
         let capabilities = Capabilities::new()
             .with_min_ttl(least.max().unwrap_or_default())
+            .with_renewals(RENEWALS)
             .with_attempt_limit(attempt_limit);
         let capabilities = inherited.iter().fold(capabilities, |all, it| all.with(*it));
         for member in &members {
@@ -170,6 +188,46 @@ impl Quorum {
                     deadline: valid_until,
                 });
             }
+        }
+    }
+
+    /// Has the members renew the leases of a hold.
+    fn ask_renewal(
+        &self,
+        hold: &Arc<Hold>,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Asked, Error> {
+        self.check_ttl(ttl)?;
+        let now = self.clock.now();
+        let member_ttl = self.member_ttl(ttl);
+        let (round, leases) = hold.begin_renewal(member_ttl, deadline);
+        for (index, lease) in leases {
+            if let Some(member) = self.members.get(index) {
+                member.post(Job::Renew {
+                    hold: Arc::clone(hold),
+                    round,
+                    lease,
+                });
+            }
+        }
+        Ok(Asked {
+            hold: Arc::clone(hold),
+            ttl: member_ttl,
+            valid_until: now + ttl,
+            until: deadline.min(now + self.attempt_limit),
+        })
+    }
+
+    /// Waits for what the members say to a renewal.
+    fn renewed(&self, asked: Asked) -> Result<Renewal, Error> {
+        match asked.hold.renewal(&*self.clock, asked.until) {
+            (Tally::Live, _) => {
+                self.regain(&asked.hold, asked.ttl, asked.valid_until);
+                Ok(Renewal::Renewed)
+            }
+            (Tally::Lost, _) => Ok(Renewal::Lost),
+            (Tally::Open | Tally::Unknown, cause) => Err(unknown(self, "renewal", cause)),
         }
     }
 
@@ -255,28 +313,27 @@ impl Backend for QuorumProvider {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
+        let asked = self.quorum.ask_renewal(&lease.hold, ttl, deadline);
+        asked.and_then(|asked| self.quorum.renewed(asked))
+    }
+
+    /// Asks for all renewals before it waits for the first answer.
+    fn batch(&self, operations: &mut [Operation<'_, QuorumLease>]) {
         let quorum = &self.quorum;
-        quorum.check_ttl(ttl)?;
-        let valid_until = quorum.clock.now() + ttl;
-        let ttl = quorum.member_ttl(ttl);
-        let (round, leases) = lease.hold.begin_renewal(ttl, deadline);
-        for (index, held) in leases {
-            if let Some(member) = quorum.members.get(index) {
-                member.post(Job::Renew {
-                    hold: Arc::clone(&lease.hold),
-                    round,
-                    lease: held,
-                });
+        let mut asked = Vec::new();
+        for (at, operation) in operations.iter_mut().enumerate() {
+            match operation {
+                Operation::Renew(it) => {
+                    let renewal = quorum.ask_renewal(&it.lease.hold, it.ttl, it.deadline);
+                    asked.push((at, renewal));
+                }
+                other => other.carry_out(self),
             }
         }
-        let longest = deadline.min(quorum.clock.now() + quorum.attempt_limit);
-        match lease.hold.renewal(&*quorum.clock, longest) {
-            (Tally::Live, _) => {
-                quorum.regain(&lease.hold, ttl, valid_until);
-                Ok(Renewal::Renewed)
+        for (at, renewal) in asked {
+            if let Some(Operation::Renew(it)) = operations.get_mut(at) {
+                it.answer = Some(renewal.and_then(|asked| quorum.renewed(asked)));
             }
-            (Tally::Lost, _) => Ok(Renewal::Lost),
-            (Tally::Open | Tally::Unknown, cause) => Err(unknown(quorum, "renewal", cause)),
         }
     }
 

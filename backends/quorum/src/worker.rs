@@ -51,7 +51,11 @@ fn run(member: &Member) {
         if due.is_empty() {
             continue;
         }
-        let opened = member.in_call(|| caught(|| member.open()));
+        // A store that is open says nothing about how quick it is.
+        let opened = match member.opened() {
+            Some(store) => Some(Ok(store)),
+            None => member.in_call(|| caught(|| member.open())),
+        };
         match opened.unwrap_or_else(|| Err(no_answer())) {
             Ok(store) => carry_out(member, &*store, due),
             Err(error) => {
@@ -227,5 +231,55 @@ fn deliver(member: &Member, job: Job, reply: Reply) {
             }
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Mutex, mpsc};
+
+    use lockkeeper_core::HostInstant;
+    use lockkeeper_local::MemoryProvider;
+
+    use crate::hold::PATIENCE;
+    use crate::open::QuorumMember;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Stopped(AtomicU64);
+
+    impl Clock for Stopped {
+        fn now(&self) -> HostInstant {
+            HostInstant::from_nanos(self.0.load(Ordering::SeqCst))
+        }
+    }
+
+    /// Otherwise each caller begins at a member that hangs, and waits for it.
+    #[test]
+    fn member_stays_slow_until_a_quick_answer() {
+        let clock = Arc::new(Stopped::default());
+        let store: Arc<dyn LockProvider> = Arc::new(MemoryProvider::new());
+        let source = QuorumMember::from(store);
+        let servers = Arc::new(Mutex::new(vec![None]));
+        let member = Arc::new(Member::new(0, source, clock.clone(), servers));
+        member.open().unwrap();
+        let is_slow = || {
+            let (sender, told) = mpsc::channel();
+            let asked = Arc::clone(&member);
+            member.post(Job::Ask(Box::new(move |_| {
+                sender.send(asked.is_slow()).unwrap();
+            })));
+            member.close();
+            run(&member);
+            told.recv().unwrap()
+        };
+        assert!(!is_slow());
+        let slow = u64::try_from(PATIENCE.as_nanos()).unwrap() + 1;
+        member.in_call(|| clock.0.fetch_add(slow, Ordering::SeqCst));
+        assert!(is_slow());
+        member.in_call(|| ());
+        assert!(!is_slow());
     }
 }

@@ -108,11 +108,6 @@ impl Connection {
         accepted_by_primary(answer)
     }
 
-    /// Returns how long the server has been up, or somewhat less.
-    pub(crate) fn uptime(&mut self, limit: Duration) -> Result<Duration, Failure> {
-        self.run_of_server(limit).map(|(uptime, _)| uptime)
-    }
-
     /// Returns how long the server has been up, or somewhat less, and the identity of this run of the server.
     pub(crate) fn run_of_server(&mut self, limit: Duration) -> Result<(Duration, String), Failure> {
         let info = cmd("INFO").arg("server").get_packed_command();

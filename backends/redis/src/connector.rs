@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Clock, Error};
 use lockkeeper_remote::{Counts, RestartGrace, Server};
+use parking_lot::Mutex;
 
 use crate::access::Access;
 use crate::connection::Connection;
@@ -19,6 +20,8 @@ pub(crate) struct Connector {
     pub(crate) server: Server,
     limit: Duration,
     restart_grace: Duration,
+    /// The run of the server on the last connection, where that was asked for.
+    pub(crate) run: Mutex<Option<String>>,
     clock: Arc<dyn Clock>,
     pub(crate) counts: Arc<Counts>,
 }
@@ -50,6 +53,7 @@ impl Connector {
             server: Server::new(PROTOCOL, &remote.endpoint),
             limit: remote.connect_timeout,
             restart_grace: remote.restart_grace,
+            run: Mutex::default(),
             clock,
             counts,
         })
@@ -74,8 +78,9 @@ impl Connector {
         };
         if !self.restart_grace.is_zero() {
             let left = limit.saturating_sub(began.elapsed());
-            let uptime = connection.uptime(left);
-            let uptime = uptime.map_err(|failure| connection.nothing_granted(failure))?;
+            let run = connection.run_of_server(left);
+            let (uptime, run) = run.map_err(|failure| connection.nothing_granted(failure))?;
+            *self.run.lock() = Some(run);
             let uptime = uptime.min(primary_for);
             let grace = RestartGrace::new(self.restart_grace, uptime, self.clock.now());
             connection.grace = Some(grace);

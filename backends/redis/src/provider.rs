@@ -174,6 +174,11 @@ impl StoreInfo for RedisProvider {
         Some(self.store.connector.counts.usage())
     }
 
+    /// Returns the run of the server, where `restart_grace` asks for it.
+    fn server(&self) -> Option<String> {
+        self.store.connector.run.lock().clone()
+    }
+
     fn admin(&self) -> Option<&dyn Admin> {
         Some(&*self.store)
     }

@@ -58,7 +58,7 @@ impl Engine {
         for (number, part) in self.parts.iter().enumerate() {
             let renew = due.renew.extract_if(.., |hold| hold.part == number);
             let renew: Vec<_> = renew.collect();
-            let batches = renew.chunks(self.capabilities.batch().max(1));
+            let batches = renew.chunks(self.capabilities.renewals());
             part.doubts.begin_renewals(batches.len());
             // It ends a round that has nothing to renew.
             part.doubts.end_renewals(0, now);

@@ -1,12 +1,22 @@
 //! A quorum of five servers, of which two are killed, two are cut off, or some restart empty.
 
-use lockkeeper::{ErrorKind, LockGuard, LockKeeper};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, WaitOutcome};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer, until};
 
 use super::Case;
 use super::store::{keys_left, start};
+use crate::faults::{WAIT_LIMIT, opened, refused};
 
 pub(super) const CASES: &[Case] = &[
+    (
+        "quorum_grants_go_on_while_a_member_is_slow",
+        quorum_grants_go_on,
+    ),
+    ("quorum_counts_a_server_once", quorum_counts_a_server_once),
+    ("quorum_keeps_many_leases", quorum_keeps_many_leases),
     ("quorum_outlives_two_killed", quorum_outlives_two_killed),
     ("quorum_outlives_two_cut_off", quorum_outlives_two_cut_off),
     (
@@ -149,4 +159,87 @@ fn quorum_member_that_restarted_empty_is_no_vote(kind: RedisKind) {
     let later = other.lock("b").unwrap();
     assert!(guard.ensure_held().is_err());
     assert!(later.token() > guard.token());
+}
+
+fn three(kind: RedisKind) -> (Vec<RedisServer>, Vec<Proxy>) {
+    let servers: Vec<_> = (0..3).map(|_| start(kind)).collect();
+    let proxy = |server: &RedisServer| Proxy::new(server.addr()).unwrap();
+    let proxies = servers.iter().map(proxy).collect();
+    (servers, proxies)
+}
+
+fn via(servers: &[RedisServer], proxies: &[Proxy]) -> Vec<String> {
+    let via = servers.iter().zip(proxies);
+    via.map(|(it, proxy)| it.url_via(proxy.addr())).collect()
+}
+
+/// Opens a keeper when the grace of servers that have just started is over.
+fn open_with(urls: &[String], keys: &str) -> LockKeeper {
+    let members: Vec<_> = urls.iter().map(|url| format!("member={url}")).collect();
+    opened(&format!("quorum:?{}&{keys}", members.join("&")))
+}
+
+/// Two callers that began at different members gave way to each other for ever.
+fn quorum_grants_go_on(kind: RedisKind) {
+    let (servers, proxies) = three(kind);
+    let urls = via(&servers, &proxies);
+    let keepers = [(); 3].map(|()| open_with(&urls, "ttl=2s&wait=60s"));
+    drop(keepers[0].lock("a").unwrap());
+    for slow in &proxies {
+        slow.set(Fault::DelayReplies(Duration::from_millis(300)));
+        thread::scope(|scope| {
+            for keeper in &keepers {
+                scope.spawn(|| {
+                    for _ in 0..3 {
+                        drop(keeper.lock("a").unwrap());
+                    }
+                });
+            }
+        });
+        slow.set(Fault::Pass);
+    }
+}
+
+fn quorum_counts_a_server_once(kind: RedisKind) {
+    let (servers, _) = three(kind);
+    let [one, other] = [&servers[0], &servers[1]];
+    let by_name = format!("redis://localhost:{}/", one.addr().port());
+    for twice in [by_name, format!("{}/1", one.url().trim_end_matches('/'))] {
+        let members = [one.url(), other.url(), twice].map(|url| format!("member={url}"));
+        let url = format!("quorum:?{}", members.join("&"));
+        refused(&url, ErrorKind::InvalidValue, &["one vote"]);
+    }
+}
+
+/// A round trip takes 20 ms.
+fn quorum_keeps_many_leases(kind: RedisKind) {
+    const LEASES: usize = 1_000;
+    const THREADS: usize = 50;
+    let (servers, proxies) = three(kind);
+    let keeper = open_with(&via(&servers, &proxies), "ttl=6s&wait=60s");
+    drop(keeper.lock("first").unwrap());
+    for proxy in &proxies {
+        proxy.set(Fault::DelayReplies(Duration::from_millis(20)));
+    }
+    let held: Vec<_> = thread::scope(|scope| {
+        let some = |at: usize| {
+            let keeper = &keeper;
+            let names = (at..LEASES)
+                .step_by(THREADS)
+                .map(|number| format!("held-{number}"));
+            scope.spawn(move || {
+                names
+                    .map(|name| keeper.lock(name).unwrap())
+                    .collect::<Vec<_>>()
+            })
+        };
+        let all: Vec<_> = (0..THREADS).map(some).collect();
+        all.into_iter().flat_map(|it| it.join().unwrap()).collect()
+    });
+    let ttl = Duration::from_secs(6);
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+    let last = keeper.acquire("last", &fixed).unwrap().unwrap();
+    assert_eq!(last.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    let lost = held.iter().filter(|it| !it.is_held()).count();
+    assert_eq!(lost, 0, "of {LEASES} leases");
 }

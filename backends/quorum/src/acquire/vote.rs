@@ -14,6 +14,9 @@ use crate::worker::GIVE_BACK;
 
 use super::{Acquisition, Step, no_leases};
 
+/// How long a caller that waits keeps its turn while members are busy. A vote takes [`PATIENCE`] while a member is slow, and
+/// the caller is to have another one when those behind it have given way.
+const TURN: Duration = Duration::from_millis(750);
 /// How often an epoch that was too small is replaced by a larger one.
 const LARGER: u32 = 32;
 /// How long a cancelled caller waits for the members to take back what they granted.
@@ -21,10 +24,10 @@ const CANCEL_PATIENCE: Duration = Duration::from_millis(50);
 
 impl Acquisition<'_> {
     /// Asks the members that have not granted the name: all of them, or the others than `head`. While some are not free,
-    /// the caller keeps its turn for [`PATIENCE`]: the releases of the last holder reach the members one after the other,
-    /// and a caller that is not first gives back what it was granted.
+    /// the caller keeps its turn for a time: the releases of the last holder reach the members one after the other, and a
+    /// caller that is not first gives back what it was granted as soon as it sees that.
     pub(super) fn take_turn(&mut self, head: usize) -> Result<Step, Error> {
-        let until = self.request.now() + PATIENCE;
+        let until = self.request.now() + self.request.deadline().map_or(PATIENCE, |_| TURN);
         let mut repeats = 0;
         loop {
             if self.request.is_cancelled() {
@@ -32,6 +35,10 @@ impl Acquisition<'_> {
                 return Ok(Step::End(None));
             }
             let vote = self.vote();
+            if let Decision::Behind(busy) = vote.decision {
+                self.give_way(&vote.hold);
+                return Ok(Step::Wait(busy));
+            }
             // The vote of `head` counts also if the others are a majority: it may know of a waiter that goes first.
             let (at_head, _) = vote.hold.vote_of(head, self.request, until);
             if self.request.is_cancelled() {
@@ -58,10 +65,8 @@ impl Acquisition<'_> {
                 (Decision::Held | Decision::Contested, Vote::Granted(_)) => {
                     let busy = vote.votes.iter().position(|it| *it == Vote::Busy);
                     let busy = busy.unwrap_or(head);
-                    // A caller that got an earlier member goes first.
-                    let is_first = busy > head;
                     let has_time = self.request.now() < until && !self.is_over();
-                    if !is_first || !has_time {
+                    if !has_time {
                         self.give_way(&vote.hold);
                         return Ok(Step::Wait(busy));
                     }
@@ -72,7 +77,7 @@ impl Acquisition<'_> {
                     self.pause(repeats);
                     repeats += 1;
                 }
-                (Decision::Held | Decision::Contested, _) => {
+                (Decision::Held | Decision::Contested | Decision::Behind(_), _) => {
                     self.give_back(&vote.hold);
                     return Ok(Step::Enter);
                 }

@@ -474,3 +474,267 @@ fn holders_exclude_each_other_and_tokens_grow_in_all_schedules() {
         "only {grants} grants in {SCHEDULES} schedules"
     );
 }
+
+/// How long a majority that has answered waits for the others, and how long a proposer keeps its turn: see `PATIENCE` and
+/// `TURN`.
+const PATIENCE: u64 = 250;
+const TURN: u64 = 750;
+/// How long a message to or from the slow member takes.
+const SLOW: u64 = 150;
+
+/// Proposers that want one name again and again, members of which one is slow, and no other fault.
+struct Contention {
+    rng: Rng,
+    now: u64,
+    slow: usize,
+    turn: u64,
+    /// The lease that each member has granted, and those that wait there.
+    members: Vec<(Option<u64>, Vec<u64>)>,
+    proposers: Vec<Contender>,
+    network: Vec<Note>,
+    leases: u64,
+    grants: usize,
+}
+
+struct Contender {
+    lease: u64,
+    doing: Doing,
+}
+
+enum Doing {
+    /// Waits at a member for its grant.
+    Waits,
+    Votes {
+        ballot: Ballot,
+        began: u64,
+        turn_ends: u64,
+    },
+    /// Asks those again that were busy.
+    Pauses {
+        ballot: Ballot,
+        until: u64,
+        turn_ends: u64,
+    },
+    Holds(u64),
+}
+
+/// A message about a lease, which is its proposer's while that goes on with it.
+struct Note {
+    at: u64,
+    member: usize,
+    lease: u64,
+    says: Says,
+}
+
+#[derive(Clone, Copy)]
+enum Says {
+    Propose,
+    Queue,
+    Release,
+    Granted,
+    Busy,
+}
+
+impl Contention {
+    fn new(seed: u64, turn: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let members = if rng.bool() { 3 } else { 5 };
+        let mut world = Self {
+            now: 0,
+            slow: rng.usize(0..members),
+            turn,
+            members: (0..members).map(|_| (None, Vec::new())).collect(),
+            proposers: Vec::new(),
+            network: Vec::new(),
+            leases: 0,
+            grants: 0,
+            rng,
+        };
+        for at in 0..world.rng.usize(2..5) {
+            let (lease, doing) = (0, Doing::Waits);
+            world.proposers.push(Contender { lease, doing });
+            world.vote(at, vec![Vote::Pending; members], turn);
+        }
+        world
+    }
+
+    fn send(&mut self, member: usize, lease: u64, says: Says) {
+        let delay = match member == self.slow {
+            true => SLOW + self.rng.u64(0..5),
+            false => self.rng.u64(1..4),
+        };
+        // The messages between a proposer and a member stay in order.
+        let last = self.network.iter().filter(|it| it.member == member);
+        let is_to_member = |says| matches!(says, Says::Propose | Says::Queue | Says::Release);
+        let last = last.filter(|it| is_to_member(it.says) == is_to_member(says));
+        let last = last.map(|it| it.at).max().unwrap_or(0);
+        let at = last.max(self.now + delay);
+        let note = Note {
+            at,
+            member,
+            lease,
+            says,
+        };
+        self.network.push(note);
+    }
+
+    /// Begins a vote under a lease of its own, unless some members have granted already.
+    fn vote(&mut self, at: usize, votes: Vec<Vote>, turn_ends: u64) {
+        if !votes.contains(&Vote::Granted(1)) {
+            self.leases += 1;
+            self.proposers[at].lease = self.leases;
+        }
+        let lease = self.proposers[at].lease;
+        for (member, vote) in votes.iter().enumerate() {
+            if *vote == Vote::Pending {
+                self.send(member, lease, Says::Propose);
+            }
+        }
+        self.proposers[at].doing = Doing::Votes {
+            ballot: Ballot::new(1, votes),
+            began: self.now,
+            turn_ends,
+        };
+    }
+
+    /// Gives back all that was granted, also later, and waits at a member.
+    fn give_way(&mut self, at: usize, votes: &[Vote], member: usize) {
+        let lease = self.proposers[at].lease;
+        for (member, vote) in votes.iter().enumerate().rev() {
+            if matches!(vote, Vote::Granted(_)) {
+                self.send(member, lease, Says::Release);
+            }
+        }
+        self.leases += 1;
+        self.proposers[at] = Contender {
+            lease: self.leases,
+            doing: Doing::Waits,
+        };
+        self.send(member, self.leases, Says::Queue);
+    }
+
+    fn step(&mut self) {
+        self.now += 1;
+        while let Some(at) = self.network.iter().position(|it| it.at <= self.now) {
+            let note = self.network.remove(at);
+            self.deliver(&note);
+        }
+        for at in 0..self.proposers.len() {
+            self.act(at);
+        }
+    }
+
+    fn deliver(&mut self, note: &Note) {
+        let Note { member, lease, .. } = *note;
+        let (holder, queue) = &mut self.members[member];
+        match note.says {
+            Says::Propose | Says::Queue if holder.is_none() => {
+                *holder = Some(lease);
+                self.send(member, lease, Says::Granted);
+            }
+            Says::Propose => self.send(member, lease, Says::Busy),
+            Says::Queue => queue.push(lease),
+            Says::Release if *holder == Some(lease) => {
+                *holder = (!queue.is_empty()).then(|| queue.remove(0));
+                if let Some(next) = *holder {
+                    self.send(member, next, Says::Granted);
+                }
+            }
+            Says::Release => {}
+            says => self.answered(member, lease, matches!(says, Says::Granted)),
+        }
+    }
+
+    fn answered(&mut self, member: usize, lease: u64, is_granted: bool) {
+        let vote = match is_granted {
+            true => Vote::Granted(1),
+            false => Vote::Busy,
+        };
+        let owner = self.proposers.iter().position(|it| it.lease == lease);
+        match owner.map(|at| (at, &mut self.proposers[at].doing)) {
+            Some((_, Doing::Votes { ballot, .. })) => ballot.record(member, vote),
+            Some((at, Doing::Waits)) if is_granted => {
+                let mut votes = vec![Vote::Pending; self.members.len()];
+                votes[member] = vote;
+                self.vote(at, votes, self.now + self.turn);
+            }
+            // A majority was there without it.
+            Some((_, Doing::Holds(_))) => {}
+            _ if is_granted => self.send(member, lease, Says::Release),
+            _ => {}
+        }
+    }
+
+    fn act(&mut self, at: usize) {
+        let now = self.now;
+        match &self.proposers[at].doing {
+            Doing::Votes {
+                ballot,
+                began,
+                turn_ends,
+            } => {
+                let is_over = ballot.has_answers() && now >= began + PATIENCE;
+                let (decision, turn_ends) = (ballot.decide(is_over), *turn_ends);
+                let votes = ballot.votes().to_vec();
+                let busy = votes.iter().position(|vote| *vote == Vote::Busy);
+                match decision {
+                    None => {}
+                    Some(Decision::Won) => {
+                        self.grants += 1;
+                        self.proposers[at].doing = Doing::Holds(now + 5);
+                    }
+                    Some(Decision::Behind(first)) => self.give_way(at, &votes, first),
+                    Some(_) if now < turn_ends && votes.contains(&Vote::Granted(1)) => {
+                        let ballot = Ballot::new(1, votes);
+                        let until = now + self.rng.u64(1..16);
+                        self.proposers[at].doing = Doing::Pauses {
+                            ballot,
+                            until,
+                            turn_ends,
+                        };
+                    }
+                    Some(_) => self.give_way(at, &votes, busy.unwrap_or(0)),
+                }
+            }
+            Doing::Pauses {
+                ballot,
+                until,
+                turn_ends,
+            } if now >= *until => {
+                let turn_ends = *turn_ends;
+                let again = ballot.votes().iter().map(|vote| match vote {
+                    Vote::Granted(epoch) => Vote::Granted(*epoch),
+                    _ => Vote::Pending,
+                });
+                let again = again.collect();
+                self.vote(at, again, turn_ends);
+            }
+            Doing::Holds(until) if now >= *until => {
+                let lease = self.proposers[at].lease;
+                for member in (0..self.members.len()).rev() {
+                    self.send(member, lease, Says::Release);
+                }
+                let votes = vec![Vote::Pending; self.members.len()];
+                self.vote(at, votes, now + self.turn);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Returns in how many schedules the grants stop.
+fn stalls(turn: u64) -> usize {
+    let is_stalled = |seed| {
+        let mut world = Contention::new(seed, turn);
+        (0..5_000).for_each(|_| world.step());
+        let before = world.grants;
+        (0..10_000).for_each(|_| world.step());
+        world.grants < before + 5
+    };
+    (0..60).filter(|seed| is_stalled(*seed)).count()
+}
+
+#[test]
+fn grants_go_on_while_a_member_is_slow() {
+    assert_eq!(stalls(TURN), 0);
+}

@@ -6,13 +6,14 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
-    AcquireRequest, CancelToken, Clock, ErasedLease, ErrorKind, HostInstant, LockName,
-    LockProvider, Operation, SystemClock, epoch_at,
+    AcquireRequest, Backend, CancelToken, Capabilities, Clock, ErasedLease, Error, ErrorKind,
+    Grant, HostInstant, LockName, LockProvider, Operation, Released, RenewRequest, Renewal,
+    StoreInfo, SystemClock, epoch_at,
 };
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
 
 use crate::stores::{StoppedClock, Stores, raise};
-use crate::watched::{Before, Watched, watched};
+use crate::watched::{Before, Watched, watched, watched_for};
 use crate::{HOUR, TTL, WAIT, name, soon};
 
 #[test]
@@ -119,6 +120,70 @@ fn cancel_while_members_hang(is_contended: bool) {
     (0..3).for_each(|member| stores.until_free(member));
 }
 
+/// A member that has a holder, and whose replies to waiters are cut off at the end of the wait.
+#[derive(Debug)]
+struct CutOff {
+    store: Arc<dyn LockProvider>,
+    clock: Arc<StoppedClock>,
+}
+
+impl StoreInfo for CutOff {
+    fn backend(&self) -> &'static str {
+        self.store.backend()
+    }
+
+    fn location(&self) -> String {
+        self.store.location()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.store.capabilities()
+    }
+}
+
+impl Backend for CutOff {
+    type Lease = ErasedLease;
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
+        if let Some(deadline) = request.deadline() {
+            self.clock
+                .advance(deadline.saturating_since(self.clock.now()));
+            return Err(Error::unreachable("the server was cut off"));
+        }
+        self.store.acquire(request)
+    }
+
+    fn renew(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        self.store.renew(lease, ttl, deadline)
+    }
+
+    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
+        self.store.release(lease, deadline)
+    }
+}
+
+#[test]
+fn failure_at_the_end_of_a_wait_is_not_busy() {
+    let stores = Stores::new();
+    let _held = stores.hold_at(0, None);
+    let clock = Arc::new(StoppedClock::new());
+    let members = stores.members.iter().map(|store| {
+        let (store, clock) = (Arc::clone(store), Arc::clone(&clock));
+        QuorumMember::from(Arc::new(CutOff { store, clock }) as Arc<dyn LockProvider>)
+    });
+    let quorum = QuorumProvider::open(members.collect(), "test", TTL, clock.clone());
+    let quorum: &dyn LockProvider = &quorum.expect("a majority is up");
+    let (name, until) = (name(), clock.now() + WAIT);
+    let request = AcquireRequest::attempt(&name, TTL, &*clock).waiting_until(until);
+    let failed = quorum.acquire(&request).expect_err("the member fails");
+    assert_eq!(failed.kind(), ErrorKind::Unavailable, "{failed:?}");
+}
+
 #[test]
 fn cancel_ends_a_vote_of_members_that_hang() {
     cancel_while_members_hang(false);
@@ -141,7 +206,12 @@ fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
             let _ = raise(&*other, HOUR);
         };
         let before: Arc<Before> = Arc::new(before);
-        QuorumMember::from(Arc::new(Watched { store, before }) as Arc<dyn LockProvider>)
+        let watched = Watched {
+            store,
+            before,
+            always: false,
+        };
+        QuorumMember::from(Arc::new(watched) as Arc<dyn LockProvider>)
     });
     let clock = Arc::new(SystemClock);
     let quorum = QuorumProvider::open(members.collect(), "test", TTL, clock);
@@ -153,4 +223,53 @@ fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
         let most = epoch_at(SystemTime::now() + HOUR + Duration::from_secs(10));
         assert!(grant.epoch < most, "the epochs follow the clocks");
     }
+}
+
+/// The members carry out in one request what came while the last one was under way.
+#[test]
+fn renewals_are_asked_for_together() {
+    const LEASES: usize = 100;
+    let stores = Stores::new();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let requests = Arc::clone(&asked);
+    let quorum = watched_for(&stores, true, move |batch| {
+        let renewals = batch
+            .iter()
+            .filter(|it| matches!(it, Operation::Renew(_)))
+            .count();
+        if renewals > 0 {
+            requests.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let clock = SystemClock;
+    let mut leases: Vec<_> = (0..LEASES)
+        .map(|number| {
+            let name = LockName::new(format!("held-{number}")).expect("the name is valid");
+            let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+            let grant = granted.expect("a majority answers").expect("it is free");
+            grant.lease
+        })
+        .collect();
+    assert!(quorum.capabilities().renewals() >= LEASES);
+    let mut batch: Vec<_> = leases
+        .iter_mut()
+        .map(|lease| {
+            Operation::Renew(RenewRequest {
+                lease,
+                ttl: TTL,
+                deadline: soon(),
+                answer: None,
+            })
+        })
+        .collect();
+    quorum.batch(&mut batch);
+    for operation in batch {
+        let Operation::Renew(it) = operation else {
+            continue;
+        };
+        assert!(matches!(it.answer, Some(Ok(Renewal::Renewed))));
+    }
+    // One at a time, each member would have a request for each lease.
+    let asked = asked.load(Ordering::SeqCst);
+    assert!(asked < LEASES, "{asked} requests");
 }

@@ -20,6 +20,8 @@ pub(crate) type Before = dyn Fn(&[Operation<'_, ErasedLease>]) + Send + Sync;
 pub(crate) struct Watched {
     pub(crate) store: Arc<dyn LockProvider>,
     pub(crate) before: Arc<Before>,
+    /// Also before batches without attempts.
+    pub(crate) always: bool,
 }
 
 impl fmt::Debug for Watched {
@@ -65,7 +67,7 @@ impl LockProvider for Watched {
     }
 
     fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {
-        if batch.iter().any(|it| matches!(it, Operation::Acquire(_))) {
+        if self.always || batch.iter().any(|it| matches!(it, Operation::Acquire(_))) {
             (self.before)(batch);
         }
         self.store.batch(batch);
@@ -89,10 +91,24 @@ pub(crate) fn watched(
     stores: &Stores,
     before: impl Fn(&[Operation<'_, ErasedLease>]) + Send + Sync + 'static,
 ) -> Box<dyn LockProvider> {
+    watched_for(stores, false, before)
+}
+
+/// Opens such a quorum, also for batches without attempts.
+pub(crate) fn watched_for(
+    stores: &Stores,
+    always: bool,
+    before: impl Fn(&[Operation<'_, ErasedLease>]) + Send + Sync + 'static,
+) -> Box<dyn LockProvider> {
     let before: Arc<Before> = Arc::new(before);
     let members = stores.members.iter().map(|store| {
         let (store, before) = (Arc::clone(store), Arc::clone(&before));
-        QuorumMember::from(Arc::new(Watched { store, before }) as Arc<dyn LockProvider>)
+        let watched = Watched {
+            store,
+            before,
+            always,
+        };
+        QuorumMember::from(Arc::new(watched) as Arc<dyn LockProvider>)
     });
     let quorum = QuorumProvider::open(members.collect(), "test", TTL, Arc::new(SystemClock));
     Box::new(quorum.expect("a majority is up"))
