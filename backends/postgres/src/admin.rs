@@ -100,7 +100,8 @@ struct HeldLock {
 
 /// Returns all advisory locks of this database that sessions of lockkeeper hold or wait for: the session's number, its
 /// mark, the hash of its namespace, the halves of the key, the mode, whether it is held, and what `pg_stat_activity`
-/// says of the session to this user.
+/// says of the session to this user. The statement that shows the names is in one row of each session: with thousands of
+/// locks, the reply would be too long otherwise.
 fn list() -> String {
     format!(
         "WITH locks AS MATERIALIZED (SELECT pid, classid, objid, objsubid, mode, granted FROM pg_locks \
@@ -108,7 +109,7 @@ fn list() -> String {
          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())), \
          marks AS (SELECT pid, classid, objid FROM locks WHERE objsubid = 2) \
          SELECT pid, mark.objid, namespace.objid, locks.classid, locks.objid, locks.mode, granted, \
-         host(client_addr), application_name, query \
+         host(client_addr), application_name, CASE row_number() OVER (PARTITION BY pid) WHEN 1 THEN query END \
          FROM locks JOIN marks AS mark USING (pid) JOIN marks AS namespace USING (pid) \
          LEFT JOIN pg_stat_activity USING (pid) \
          WHERE objsubid = 1 AND mark.classid = {MARKS} AND namespace.classid = {NAMESPACES}"
@@ -130,8 +131,10 @@ impl Store {
                 *waiting.entry(key).or_default() += 1;
             }
         }
+        let names = rows.iter().flat_map(names).collect();
         let granted = rows.iter().filter(|row| row.is_true(6));
-        Ok(granted.filter_map(|row| lock(row, &waiting)).collect())
+        let locks = granted.filter_map(|row| lock(row, &waiting, &names));
+        Ok(locks.collect())
     }
 }
 
@@ -139,8 +142,22 @@ fn key(row: &Row) -> Option<LockKey> {
     Some(LockKey::of_halves([row.number(3)?, row.number(4)?]))
 }
 
+/// The namespaces and names that sessions show, each by the session and the key of the name. A session shows what it likes,
+/// so its word counts only where it has the key.
+type ShownKeys = HashMap<(i32, i64), (String, String)>;
+
+/// Returns what the session of a row shows.
+fn names(row: &Row) -> impl Iterator<Item = ((i32, i64), (String, String))> + use<> {
+    let pid = row.number(0).unwrap_or(0);
+    let shown = shown::decode(row.text(9).unwrap_or_default()).into_iter();
+    shown.map(move |(namespace, name)| {
+        let key = LockKey::requested(&namespace, &name, Mode::Exclusive);
+        ((pid, key.number()), (namespace, name))
+    })
+}
+
 /// Reads a row of [`list`].
-fn lock(row: &Row, waiting: &HashMap<LockKey, u64>) -> Option<HeldLock> {
+fn lock(row: &Row, waiting: &HashMap<LockKey, u64>, names: &ShownKeys) -> Option<HeldLock> {
     let key = key(row)?;
     let mode = match row.text(5) {
         Some("ShareLock") => Mode::Shared,
@@ -148,11 +165,7 @@ fn lock(row: &Row, waiting: &HashMap<LockKey, u64>) -> Option<HeldLock> {
     };
     let half = |at| Some(row.number::<u32>(at)?.cast_signed());
     let (pid, mark, namespace_mark) = (row.number::<i32>(0)?, half(1)?, half(2)?);
-    // A session shows what it likes, so its word counts only where it has the key.
-    let shown = shown::decode(row.text(9).unwrap_or_default());
-    let known = shown
-        .into_iter()
-        .find(|(namespace, name)| LockKey::requested(namespace, name, mode) == key);
+    let known = names.get(&(pid, key.number())).cloned();
     let is_whole = known.is_some();
     let (namespace, name) = known.unwrap_or_else(|| {
         (

@@ -5,12 +5,16 @@ use std::thread;
 use lockkeeper_core::{
     ErrorKind, Finding, HeldName, LockKeeper, LockName, Mode, Released, Severity,
 };
-use lockkeeper_testkit::{PostgresKind, until};
+use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, until};
 
 use crate::store::{Case, open, soon, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = &[
     ("holder_and_mode_are_shown", holder_and_mode_are_shown),
+    (
+        "thousands_of_locks_of_one_session_are_listed",
+        thousands_of_locks_of_one_session_are_listed,
+    ),
     (
         "locks_of_other_programs_are_not_shown",
         locks_of_other_programs_are_not_shown,
@@ -62,6 +66,18 @@ fn holder_and_mode_are_shown(kind: PostgresKind) {
         assert_eq!(held.holder.host.as_deref(), Some("127.0.0.1"));
         assert_eq!(asked(&asking, &held.name), [held]);
     }
+}
+
+fn thousands_of_locks_of_one_session_are_listed(kind: PostgresKind) {
+    const LOCKS: usize = 20_000;
+    let options = PostgresOptions::new().config("max_locks_per_transaction", "128");
+    let server = PostgresServer::start(kind, &options).unwrap();
+    let (holding, asking) = (open(&server, "pool_size=1&ttl=600s"), open(&server, ""));
+    let name = |at| format!("a name of some length, so that the session shows few of them: {at}");
+    let _held = holding.lock_all((0..LOCKS).map(name)).unwrap();
+    let held = listed(&asking);
+    assert_eq!(held.len(), LOCKS);
+    assert!(held.iter().any(|it| it.is_whole));
 }
 
 fn locks_of_other_programs_are_not_shown(kind: PostgresKind) {
