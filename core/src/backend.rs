@@ -100,7 +100,7 @@ pub trait Backend: StoreInfo {
     /// Returns the number of the part of the store that keeps a name, such as a node of a cluster. A store with
     /// [`Capabilities::with_parts`](crate::Capabilities::with_parts) overrides it.
     ///
-    /// Each part has batches and threads of its own, so a part that hangs does not delay what is asked of another.
+    /// Each part has batches, threads and outages of its own, so a part that hangs does not delay what is asked of another.
     /// The engine asks once for each request, and takes the number modulo
     /// [`Capabilities::parts`](crate::Capabilities::parts). A number that is out of date costs time alone. The call
     /// does no I/O. The default is 0.

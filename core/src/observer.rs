@@ -105,16 +105,18 @@ pub trait Observer: Send + Sync + 'static {
     }
 
     /// A request to the store failed, because the store cannot be reached or did not answer. Told once,
-    /// until the store answers again. `store` is its URL without secrets.
+    /// until the store answers again: of a store of several servers, until all of them do. `store` is its URL without
+    /// secrets.
     ///
-    /// A keeper that holds nothing asks nothing: the outage ends with its next request.
+    /// A reply that is merely late is no outage. A keeper that holds nothing asks nothing: the outage ends with the
+    /// reply to its next request.
     ///
     /// A thread of the keeper reports it, so that no acquisition and no renewal waits for the observer.
     fn outage_began(&self, store: &str, reason: &Error) {
         let _ = (store, reason);
     }
 
-    /// The store answers again, `lasted` after the first request that failed, or the keeper ended. A thread of the
+    /// The store answers again, `lasted` after the first request that failed was made, or the keeper ended. A thread of the
     /// keeper, or the one that drops it, reports it, after [`outage_began`](Self::outage_began).
     fn outage_ended(&self, store: &str, lasted: Duration) {
         let _ = (store, lasted);
