@@ -295,9 +295,8 @@ impl Peer {
             (end, left) = (ProcessUsage::now(), leftovers());
         }
         format!(
-            "measured threads {} {} {} {} files {} {} rows {}",
+            "measured threads {} {} {} files {} {} rows {}",
             idle.threads,
-            before.threads,
             after.threads,
             end.threads,
             before.files,

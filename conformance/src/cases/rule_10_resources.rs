@@ -5,8 +5,9 @@ use std::path::Path;
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, Skip, is_busy, take};
 
-/// The number of threads that a keeper starts when it needs them; see `LockKeeper`.
-const KEEPER_THREADS: usize = 5;
+/// The most threads that a keeper has after some time, however many parts the store has; see `LockKeeper`. Two would do:
+/// on a busy machine, a call that takes some milliseconds brings in another one.
+const KEEPER_THREADS: usize = 6;
 
 pub(super) fn released_locks_leave_nothing_in_the_store(rig: &Rig<'_>) -> Outcome {
     rig.needs_leftovers()?;
@@ -48,10 +49,10 @@ pub(super) fn two_thousand_locks_leak_no_resources(rig: &Rig<'_>) -> Outcome {
         .split_whitespace()
         .filter_map(|word| word.parse().ok())
         .collect();
-    let [idle, before, after, end, files_before, files_after, rows] = numbers[..] else {
+    let [idle, after, end, files_before, files_after, rows] = numbers[..] else {
         panic!("the report is incomplete: {report:?}");
     };
-    assert!(after <= before + KEEPER_THREADS, "threads leak: {report}");
+    assert!(after <= idle + KEEPER_THREADS, "threads leak: {report}");
     assert!(end <= idle, "threads outlive their keeper: {report}");
     assert!(
         files_after <= files_before + KEEPER_THREADS,
