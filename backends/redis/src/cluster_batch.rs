@@ -50,7 +50,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the operations of each node together; last those of the node that failed last, which may hang.
+    /// Returns the operations of each node together; last those of the nodes that failed last, which may hang.
     fn by_target<'a, 'b>(
         &self,
         operations: Vec<(Target, &'a mut Operation<'b, RedisLease>)>,
@@ -63,7 +63,7 @@ impl Cluster {
             }
         }
         if groups.len() > 1 {
-            groups.sort_by_key(|(target, _)| self.map.is_suspect(target.endpoint()));
+            groups.sort_by_key(|(target, _)| self.map.rank(target.endpoint()));
         }
         groups
     }

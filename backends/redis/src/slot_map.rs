@@ -37,10 +37,17 @@ struct Known {
     /// How often there was a reason to doubt the map, and how often when it was asked for last.
     doubts: u64,
     answered: Option<u64>,
-    /// The node that failed last. It is asked last.
-    suspect: Option<Endpoint>,
+    /// The nodes that have failed, the last one at the end. They are asked last, in this order.
+    suspects: Vec<Endpoint>,
     /// The number of the node that is asked first. A node that lags behind is not the first one twice.
     first: usize,
+}
+
+impl Known {
+    fn rank(&self, node: &Endpoint) -> usize {
+        let at = self.suspects.iter().position(|it| it == node);
+        at.map_or(0, |at| at + 1)
+    }
 }
 
 impl SlotMap {
@@ -54,9 +61,17 @@ impl SlotMap {
         }
     }
 
-    /// Returns the node that owns a slot. A map that is in doubt is asked for first, until `until`; where no node
-    /// answers, the last known one serves.
+    /// Returns the node that owns a slot. If the owner by the last known map has failed, a map that is in doubt is asked for
+    /// first, until `until`; where no node answers, the last known one serves. So nodes that hang delay no request to the
+    /// others: an owner that has changed meanwhile says so itself.
     pub(crate) fn owner(&self, slot: u16, until: HostInstant) -> Result<Endpoint, Error> {
+        {
+            let known = self.known.lock();
+            let owner = known.answer.owner(slot);
+            if let Some(owner) = owner.filter(|owner| known.rank(owner) == 0) {
+                return Ok(owner.clone());
+            }
+        }
         let asked = self.ask_if_in_doubt(until);
         let mut known = self.known.lock();
         if let Some(owner) = known.answer.owner(slot) {
@@ -107,9 +122,9 @@ impl SlotMap {
             || known.moves.values().any(|it| it == node)
     }
 
-    /// Returns whether a node is the one that failed last.
-    pub(crate) fn is_suspect(&self, node: &Endpoint) -> bool {
-        self.known.lock().suspect.as_ref() == Some(node)
+    /// Returns 0 for a node that has not failed, and the more the later a node has failed.
+    pub(crate) fn rank(&self, node: &Endpoint) -> usize {
+        self.known.lock().rank(node)
     }
 
     /// Has the map asked for before it is used again. `suspect` is a node that failed.
@@ -117,7 +132,8 @@ impl SlotMap {
         let mut known = self.known.lock();
         known.doubts += 1;
         if let Some(suspect) = suspect {
-            known.suspect = Some(suspect.clone());
+            known.suspects.retain(|it| it != suspect);
+            known.suspects.push(suspect.clone());
         }
     }
 
@@ -175,7 +191,7 @@ impl SlotMap {
         let first = known.first % nodes.len().max(1);
         nodes.rotate_left(first);
         // The order of the others stays.
-        nodes.sort_by_key(|node| known.suspect.as_ref() == Some(node));
+        nodes.sort_by_key(|node| known.rank(node));
         nodes
     }
 
@@ -226,5 +242,57 @@ impl SlotMap {
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
         Slots::read(ranges, node).ok_or_else(senseless)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use lockkeeper_core::SystemClock;
+
+    use super::*;
+
+    #[test]
+    fn nodes_that_hang_delay_no_request_to_the_others() {
+        // The system accepts connections, and nothing replies.
+        let hung = TcpListener::bind("127.0.0.1:0").unwrap();
+        hung.set_nonblocking(true).unwrap();
+        let port = hung.local_addr().unwrap().port();
+        let [hung_node, other] = [port, 1].map(|port| Endpoint::tcp("127.0.0.1", port));
+        let map = SlotMap::new(
+            &RedisOptions::cluster("127.0.0.1", port).connect_timeout(Duration::from_millis(100)),
+            Arc::new(SystemClock),
+        );
+        {
+            let mut known = map.known.lock();
+            known.answer.owners = vec![None; usize::from(SLOTS)];
+            known.answered = Some(0);
+        }
+        map.learn(1, hung_node.clone());
+        map.learn(2, other.clone());
+        map.doubt(Some(&hung_node));
+        let until = SystemClock.now() + Duration::from_secs(60);
+        assert_eq!(map.owner(2, until).unwrap(), other);
+        assert!(hung.accept().is_err(), "it is not asked for that");
+        assert_eq!(map.owner(1, until).unwrap(), hung_node);
+        assert!(hung.accept().is_ok());
+    }
+
+    #[test]
+    fn nodes_that_failed_are_asked_last() {
+        let options = RedisOptions::cluster("a", 1)
+            .and_node("b", 1)
+            .and_node("c", 1);
+        let map = SlotMap::new(&options, Arc::new(SystemClock));
+        let [a, b, c] = ["a", "b", "c"].map(|host| Endpoint::tcp(host, 1));
+        for failed in [&b, &a, &b] {
+            map.doubt(Some(failed));
+        }
+        let mut known = map.known.lock();
+        for first in 0..3 {
+            known.first = first;
+            assert_eq!(map.candidates(&known), [c.clone(), a.clone(), b.clone()]);
+        }
     }
 }
