@@ -119,6 +119,7 @@ struct Inner {
     backend: Option<&'static str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
     unreachable: bool,
+    of_name: bool,
     last_epoch: Option<u64>,
 }
 
@@ -135,6 +136,7 @@ impl Error {
                 backend: None,
                 source: None,
                 unreachable: false,
+                of_name: false,
                 last_epoch: None,
             }),
         }
@@ -147,6 +149,12 @@ impl Error {
     /// all its connections are in use, say). Use [`new`](Self::new) for that.
     pub fn unreachable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.unreachable = true)
+    }
+
+    /// Makes an [`ErrorKind::Unavailable`] for a name that the store cannot serve for now, as it has replied. That is no outage:
+    /// a waiting acquisition asks again after a short pause, and those of other names go on meanwhile.
+    pub fn name_unavailable(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.of_name = true)
     }
 
     /// Makes an [`ErrorKind::Unavailable`] for a [proposed epoch](crate::AcquireRequest::proposed_epoch) that
@@ -205,6 +213,7 @@ impl Error {
         self.edit(|inner| {
             inner.kind = kind;
             inner.unreachable &= kind == ErrorKind::Unavailable;
+            inner.of_name &= kind == ErrorKind::Unavailable;
         })
     }
 
@@ -228,6 +237,12 @@ impl Error {
     /// Returns whether the store did not answer; only such an error lets a listed fallback be opened.
     pub fn is_unreachable(&self) -> bool {
         self.inner.unreachable
+    }
+
+    /// Returns whether the store has replied, and cannot serve this name for now: see
+    /// [`name_unavailable`](Self::name_unavailable).
+    pub(crate) fn is_of_name(&self) -> bool {
+        self.inner.of_name
     }
 
     /// Returns the largest epoch that the store refuses, if it has refused a proposed one; see

@@ -32,7 +32,7 @@ const PARTS: usize = 13;
 /// node that is known, again when a node fails, and corrected by nodes that refuse a request as not theirs.
 ///
 /// A fail-over is an outage of the slots of that primary: acquisitions with a wait ride it out, and leases are verified at
-/// the new primary. A slot that is moved is an outage for acquisitions, also of names that are not held; leases in it are
+/// the new primary. While a slot is moved, acquisitions of its names wait, also of those that are not held; leases in it are
 /// renewed and released meanwhile.
 ///
 /// # Limits

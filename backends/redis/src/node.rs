@@ -59,8 +59,12 @@ impl Node {
             }
             _ => return None,
         };
+        let is_moving = text == MOVING && kind == ErrorKind::Unavailable;
         let text = format!("{text} (the server says: {code} {details})");
-        let error = Error::new(kind, text);
+        let error = match is_moving {
+            true => Error::name_unavailable(text),
+            false => Error::new(kind, text),
+        };
         Some(match asked {
             Some(asked) => error.with_source(asked),
             None => error,

@@ -23,6 +23,7 @@ enum News<'a> {
 
 fn of_error(error: &Error) -> News<'_> {
     match error.kind() {
+        _ if error.is_of_name() => News::Reply,
         ErrorKind::Unavailable | ErrorKind::Unknown => News::NoReply(error),
         ErrorKind::PoolExhausted | ErrorKind::Cancelled => News::Nothing,
         _ => News::Reply,

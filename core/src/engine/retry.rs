@@ -193,6 +193,7 @@ impl<'a> Retry<'a> {
     pub(super) fn last(&mut self, error: Error) -> Error {
         let may_be_granted = self.lost_reply.is_some();
         let is_outage = match error.kind() {
+            ErrorKind::Unavailable if error.is_of_name() => may_be_granted,
             ErrorKind::Unavailable | ErrorKind::Unknown => true,
             kind => kind == ErrorKind::PoolExhausted && may_be_granted,
         };

@@ -1,11 +1,13 @@
 //! Primaries of a cluster that fail, and slots that move.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockkeeper::clock::{Clock as _, HostInstant, SystemClock};
-use lockkeeper::{ErrorKind, Released, WaitOutcome};
+use lockkeeper::{Config, Error, ErrorKind, Observer, Released, WaitOutcome};
 use lockkeeper_testkit::{
     Fault, RedisCluster, RedisKind, RedisOptions, RedisServer, Reply, suite, until,
 };
@@ -44,6 +46,10 @@ pub(super) const CASES: &[Case] = &[
     (
         "cluster_slot_moves_under_waiters",
         cluster_slot_moves_under_waiters,
+    ),
+    (
+        "cluster_slot_that_moves_is_no_outage",
+        cluster_slot_that_moves_is_no_outage,
     ),
     (
         "cluster_lease_is_not_sought_where_its_slot_moves",
@@ -218,6 +224,54 @@ fn cluster_slot_moves_under_a_lock(kind: RedisKind) {
         assert!(granted.token() > token);
         assert_eq!(keys_at(&cluster, next), [KEY_OF_A]);
     });
+}
+
+/// Notes whether an outage began.
+#[derive(Default)]
+struct Outage(AtomicBool);
+
+impl Observer for Outage {
+    fn outage_began(&self, _: &str, _: &Error) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The names of the slot are asked for again and again meanwhile, and other names of the node go on.
+fn cluster_slot_that_moves_is_no_outage(kind: RedisKind) {
+    let (cluster, owner) = start_without_replicas(kind);
+    let next = (owner + 1) % RedisCluster::PRIMARIES;
+    let (slot, _) = cluster.owner(KEY_OF_A, None).unwrap();
+    let outage = Arc::new(Outage::default());
+    let config = Config::from_url(&format!("{}/?{LONG_TTL}", cluster.url())).unwrap();
+    let config = config.observer(Arc::clone(&outage) as _);
+    let keeper = lockkeeper::open_config(&config).unwrap();
+    let names = (0..30).map(|number| format!("seat:{number}"));
+    let names: Vec<_> = names
+        .filter(|name| {
+            let held = keeper.lock(name).unwrap();
+            let end = format!("{{{name}}}");
+            let is_there = keys_at(&cluster, owner).iter().any(|it| it.ends_with(&end));
+            held.release().unwrap();
+            is_there
+        })
+        .collect();
+    assert!(!names.is_empty());
+    cluster.begin_move(slot, owner, next).unwrap();
+    thread::scope(|scope| {
+        let waiting = [(); 8].map(|()| scope.spawn(|| keeper.try_lock_for("a", WAIT_LIMIT)));
+        let error = keeper.try_lock_for(IN_SLOT_OF_A, HANG).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert!(error.to_string().contains("is being moved"), "{error}");
+        for name in names.iter().cycle().take(100) {
+            keeper.lock(name).unwrap().release().unwrap();
+        }
+        assert!(!outage.0.load(Ordering::SeqCst));
+        cluster.end_move(slot, owner, next).unwrap();
+        for waiting in waiting {
+            drop(waiting.join().unwrap().unwrap().expect("the slot is there"));
+        }
+    });
+    assert!(!outage.0.load(Ordering::SeqCst));
 }
 
 /// A key of a slot that is being moved is still at the owner, which does not reply: the next node does not say that the
