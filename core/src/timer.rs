@@ -175,3 +175,28 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
             Error::new(ErrorKind::Unavailable, text).with_source(error)
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::clock::SystemClock;
+
+    #[test]
+    fn note_during_a_poll_is_not_missed() {
+        let timer = Arc::new(Timer::new(Arc::new(SystemClock)));
+        let (sender, polled) = channel();
+        let noting = Arc::clone(&timer);
+        let poll = move |tick: Tick| {
+            noting.note(tick.now);
+            sender.send(()).ok()?;
+            Some(HostInstant::NEVER)
+        };
+        timer.start("test-timer", poll).unwrap();
+        for _ in 0..3 {
+            polled.recv_timeout(Duration::from_secs(30)).unwrap();
+        }
+        timer.stop();
+    }
+}

@@ -196,6 +196,35 @@ fn drop_of_a_lost_guard_leaves_the_store_to_the_keepers_threads() {
 }
 
 #[test]
+fn name_of_a_lost_guard_is_not_requested_before_its_release_has_ended() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    let guard = keeper.acquire("a", &fixed(12 * SECOND)).unwrap().unwrap();
+    let (sender, told) = mpsc::channel();
+    guard
+        .lost_signal()
+        .on_lost(move || sender.send(()).unwrap());
+    store.clock.advance(12 * SECOND);
+    // The name is taken from the guard before.
+    told.recv_timeout(LIMIT).unwrap();
+    store.releases(Releases::Hang);
+    drop(guard);
+    store.wait_for("a", "release", 1);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.try_lock_for("a", SECOND));
+        while !waiting.is_finished() {
+            store.clock.advance(SECOND / 10);
+            thread::yield_now();
+        }
+        let error = waiting.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    });
+    assert_eq!(store.count("a", "acquire"), 1);
+    store.releases(Releases::Work);
+    drop(keeper.lock("a").unwrap());
+}
+
+#[test]
 fn drop_does_not_wait_for_the_renewal_that_has_the_lease() {
     let store = ScriptedStore::new();
     let (keeper, ends) = observed(store.builder());

@@ -80,6 +80,14 @@ fn reader_beyond_the_bounds_gets_a_lease_of_its_own() {
     let options = fixed(SECOND).mode(Mode::Shared).wait(Duration::ZERO);
     assert!(keeper.acquire("a", &options).unwrap().is_some());
     assert!(reader.is_held());
+    // And one that wants it for another longest time.
+    let requests = store.count("a", "acquire");
+    let mut readers = vec![reader];
+    for (max_hold, more) in [(60 * SECOND, 1), (60 * SECOND, 1), (50 * SECOND, 2)] {
+        let options = AcquireOptions::new().mode(Mode::Shared).max_hold(max_hold);
+        readers.push(keeper.acquire("a", &options).unwrap().unwrap());
+        assert_eq!(store.count("a", "acquire"), requests + more);
+    }
 }
 
 #[test]

@@ -147,6 +147,21 @@ fn lost_reply_is_not_resolved_for_longer_than_that_of_a_single_attempt() {
     assert_eq!(store.count("a", "abandon"), 1);
 }
 
+/// The store could grant what no caller waits for any more.
+#[test]
+fn store_is_not_asked_at_the_deadline_after_a_lost_reply() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    store.grants(Grants::NoReply);
+    let acquiring = spawn_acquire(&keeper, "a", AcquireOptions::new());
+    store.wait_for("a", "acquire", 1);
+    store.grants(Grants::FailedWait {
+        span: 60 * SECOND,
+        then_works: true,
+    });
+    assert_eq!(failed(acquiring).kind(), ErrorKind::Unknown);
+}
+
 #[test]
 fn threads_that_ride_no_outage_out_end_behind_a_head_that_does() {
     let store = ScriptedStore::new();

@@ -28,8 +28,9 @@ pub(crate) struct State {
     pub(crate) releases: Releases,
     /// The number of operations of each batch.
     pub(crate) batches: Vec<usize>,
-    /// The end of each request, in order.
+    /// The end of each request, in order, and its owner.
     pub(crate) ends: Vec<HostInstant>,
+    pub(crate) owners: Vec<Owner>,
     /// Whether no call to abandon a request returns.
     pub(crate) abandons_hang: bool,
     /// For how long the last renewal may wait for its answer.
@@ -229,6 +230,7 @@ impl Backend for ScriptedStore {
         let asked_at = request.now();
         let mut state = self.record(&name, "acquire");
         state.ends.push(request.end());
+        state.owners.push(request.owner());
         while state.grants == Grants::Silent {
             state = self.wait(state);
             if request.is_cancelled() {

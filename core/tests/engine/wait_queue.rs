@@ -120,6 +120,27 @@ fn renewal_under_way_does_not_stop_a_handover_and_counts_for_the_next_guard() {
 }
 
 #[test]
+fn lease_with_little_time_left_goes_back_to_the_store() {
+    let store = ScriptedStore::new();
+    let (keeper, events) = waiting_forever(store.builder().handover_time(60 * SECOND));
+    // A third of the ttl of 12 s is left at 7 s: the guard is lost at 11 s.
+    for (at, requests) in [(6 * SECOND, 1), (7 * SECOND, 2)] {
+        store.renewals("a", Renewals::Work);
+        let holder = keeper.lock("a").unwrap();
+        let before = store.count("a", "acquire");
+        let waiter = spawn_waiting(&keeper, &events, AcquireOptions::new());
+        store.renewals("a", Renewals::Hang);
+        store.next_renewal("a");
+        store.clock.advance(at - 4 * SECOND);
+        drop(holder);
+        store.renewals("a", Renewals::Work);
+        let next = waiter.join().unwrap().unwrap().unwrap();
+        assert_eq!(store.count("a", "acquire"), before + requests - 1);
+        next.release().unwrap();
+    }
+}
+
+#[test]
 fn lease_that_is_handed_to_a_cancelled_waiter_goes_on_to_the_next() {
     let store = ScriptedStore::new();
     let (keeper, events) = waiting_forever(store.builder());

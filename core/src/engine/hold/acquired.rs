@@ -108,3 +108,51 @@ impl Acquired {
         inside.on_lost.extract_if(.., is_own).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::mode::Mode;
+    use crate::name::LockName;
+    use crate::options::{LeasePolicy, LeaseTerms};
+    use crate::provider::{ErasedLease, Grant};
+
+    /// A clock that reports the loss of a hold as soon as a caller has read the time.
+    #[derive(Debug)]
+    struct ReportsLoss(Arc<Hold>);
+
+    impl Clock for ReportsLoss {
+        fn now(&self) -> HostInstant {
+            assert!(self.0.must_notify_loss());
+            assert!(self.0.take_callbacks().is_empty());
+            self.0.granted_at
+        }
+    }
+
+    #[test]
+    fn callback_that_comes_while_the_loss_is_reported_is_given_back() {
+        let (asked_at, ttl) = (ManualClock::new().now(), Duration::from_secs(12));
+        let hold = Arc::new(Hold::new(
+            LockName::new("a").unwrap(),
+            LeaseTerms {
+                mode: Mode::Exclusive,
+                policy: LeasePolicy::Renewed { ttl },
+                max_hold: None,
+            },
+            Duration::ZERO,
+            Grant {
+                lease: ErasedLease::new(()),
+                epoch: 1,
+                asked_at,
+                slot: 0,
+            },
+            FencingToken::new(1, 0).unwrap(),
+            asked_at,
+        ));
+        let acquired = Acquired::first(Arc::clone(&hold));
+        assert!(acquired.on_lost(|| {}, &ReportsLoss(hold)).is_some());
+    }
+}
