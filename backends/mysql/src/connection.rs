@@ -103,10 +103,12 @@ impl Connection {
         let not_sent = |error| Failure::NotSent(shared.server.closed().with_source(error));
         let timeouts = shared.is_lent.then(|| wire.timeouts()).transpose();
         let lent = timeouts.map_err(not_sent)?.map(lent);
+        let wire = Arc::new(wire);
+        shared.limits.add(&wire);
         let mut connection = Self {
             conn,
             lent,
-            wire: Arc::new(wire),
+            wire,
             open: shared.counts.add_connection(),
             shared: Arc::clone(shared),
             dialect: Dialect::MySql,
@@ -237,10 +239,12 @@ impl Connection {
         self.open.counts().add_commands(1);
         self.is_in_doubt = true;
         // The crate panics on packets of a wrong form.
-        let reply = catch_unwind(AssertUnwindSafe(|| {
-            without_signals(|| work(&mut self.conn))
-        }))
-        .map_err(|_| Failure::Unanswered(senseless()))?;
+        let (wire, conn) = (&self.wire, &mut self.conn);
+        let reply = self.shared.limits.call(wire, self.limit, || {
+            catch_unwind(AssertUnwindSafe(|| without_signals(|| work(conn))))
+        });
+        let reply = reply.ok_or_else(|| Failure::Unanswered(self.shared.server.silent()))?;
+        let reply = reply.map_err(|_| Failure::Unanswered(senseless()))?;
         self.is_in_doubt = !matches!(reply, Ok(_) | Err(mysql::Error::MySqlError(_)));
         reply.map_err(|error| self.failed(error))
     }

@@ -1,14 +1,12 @@
 //! Opens connections to the server.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Clock, Error};
 use lockkeeper_remote::{
     Counts, Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, SocketWatch,
-    Supplier, connect_any, nothing_granted, senseless, sessions::Sessions, unavailable,
-    without_signals,
+    Supplier, connect_any, nothing_granted, sessions::Sessions, unavailable, without_signals,
 };
 use mysql::{Conn, Opts, OptsBuilder};
 use parking_lot::Mutex;
@@ -18,16 +16,14 @@ use crate::failure::not_connected;
 use crate::options::{MySqlOptions, bracketed};
 use crate::statements::Run;
 use crate::supplied::{AnyConn, FirstServer};
-use crate::wire::Wire;
+use crate::wire::{CallLimits, Wire};
 
 /// More than any request needs. Asking the server for its limit would cost a round trip.
 const MOST_BYTES: usize = 1 << 20;
 
 pub(crate) struct Connector {
-    opts: Opts,
-    endpoint: Endpoint,
     limit: Duration,
-    supplier: Option<Supplier<AnyConn>>,
+    supplier: Supplier<AnyConn>,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -37,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) counts: Arc<Counts>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) restart_grace: Duration,
+    /// Ends each call in time.
+    pub(crate) limits: Arc<CallLimits>,
     /// Notices the end of each connection, for the sessions.
     pub(crate) watch: SocketWatch,
     pub(crate) sessions: Weak<Sessions<Connection>>,
@@ -53,7 +51,7 @@ impl Connector {
         options: &MySqlOptions,
         clock: Arc<dyn Clock>,
         sessions: &Arc<Sessions<Connection>>,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let remote = &options.remote;
         #[cfg(feature = "tls")]
         if remote.tls {
@@ -73,14 +71,21 @@ impl Connector {
         let opts = opts
             .tcp_keepalive_probe_interval_secs(u32::try_from(KEEPALIVE_INTERVAL.as_secs()).ok())
             .tcp_keepalive_probe_count(Some(KEEPALIVE_PROBES));
-        Self {
+        let server = Server::new("MySQL", &remote.endpoint);
+        let dialer = Dialer {
             opts: opts.into(),
             endpoint: remote.endpoint.clone(),
+            server: server.clone(),
+        };
+        // The crate has no bound for a login that comes in pieces. An error of its own says more than that time is over.
+        let own = || Supplier::of_server(&server, move |limit| dialer.dial(limit - limit / 16));
+        Ok(Self {
             limit: remote.connect_timeout,
-            supplier: options.supplier.clone(),
+            supplier: options.supplier.clone().unwrap_or_else(own),
             shared: Arc::new(Shared {
-                server: Server::new("MySQL", &remote.endpoint),
+                server,
                 counts: Arc::default(),
+                limits: CallLimits::new(&clock)?,
                 clock,
                 restart_grace: remote.restart_grace,
                 watch: SocketWatch::new("lockkeeper-mysql-watch"),
@@ -89,7 +94,7 @@ impl Connector {
                 is_lent: remote.is_lent,
                 first_server: options.supplier.is_some().then(FirstServer::new),
             }),
-        }
+        })
     }
 
     /// Opens a connection that is logged in, within `left` and the connect timeout.
@@ -98,41 +103,8 @@ impl Connector {
         if limit.is_zero() {
             return Err(self.shared.server.no_time_to_connect());
         }
-        if let Some(supplier) = &self.supplier {
-            let until = Instant::now() + limit;
-            return self.prepare(supplier.take(limit)?, until);
-        }
-        let opts = || OptsBuilder::from_opts(self.opts.clone());
-        match &self.endpoint {
-            // The mysql crate tries the first address of a host only. With TLS it has to know the
-            // host's name, and takes no address beside it.
-            Endpoint::Tcp { host, port } if self.opts.get_ssl_opts().is_none() => connect_any(
-                &self.shared.server,
-                (host.as_str(), *port),
-                limit,
-                |address, limit| {
-                    let host = bracketed(&address.ip().to_string());
-                    self.connect_to(opts().ip_or_hostname(Some(host)), limit)
-                },
-            ),
-            _ => self.connect_to(opts(), limit),
-        }
-    }
-
-    fn connect_to(&self, opts: OptsBuilder, left: Duration) -> Result<Connection, Error> {
-        // The kernel takes zero for no limit.
-        let left = left.max(Duration::from_millis(1));
-        let until = Instant::now() + left;
-        let opts = opts
-            .tcp_connect_timeout(Some(left))
-            .read_timeout(Some(left))
-            .write_timeout(Some(left));
-        let (server, tls) = (&self.shared.server, self.opts.get_ssl_opts().is_some());
-        // The crate panics on packets of a wrong form.
-        let conn = catch_unwind(AssertUnwindSafe(|| without_signals(|| Conn::new(opts))))
-            .map_err(|_| senseless())?
-            .map_err(|error| not_connected(error, server, tls))?;
-        self.prepare(Box::new(Box::new(conn)), until)
+        let until = Instant::now() + limit;
+        self.prepare(self.supplier.take(limit)?, until)
     }
 
     /// Makes a connection ready for locks.
@@ -144,5 +116,46 @@ impl Connector {
             .with_source(error)
         })?;
         Connection::new(conn, wire, &self.shared, until).map_err(nothing_granted)
+    }
+}
+
+/// Connects by the mysql crate.
+struct Dialer {
+    opts: Opts,
+    endpoint: Endpoint,
+    server: Server,
+}
+
+impl Dialer {
+    fn dial(&self, limit: Duration) -> Result<AnyConn, Error> {
+        let opts = || OptsBuilder::from_opts(self.opts.clone());
+        match &self.endpoint {
+            // The mysql crate tries the first address of a host only. With TLS it has to know the
+            // host's name, and takes no address beside it.
+            Endpoint::Tcp { host, port } if self.opts.get_ssl_opts().is_none() => connect_any(
+                &self.server,
+                (host.as_str(), *port),
+                limit,
+                |address, limit| {
+                    let host = bracketed(&address.ip().to_string());
+                    self.dial_to(opts().ip_or_hostname(Some(host)), limit)
+                },
+            ),
+            _ => self.dial_to(opts(), limit),
+        }
+    }
+
+    fn dial_to(&self, opts: OptsBuilder, left: Duration) -> Result<AnyConn, Error> {
+        // The kernel takes zero for no limit.
+        let left = left.max(Duration::from_millis(1));
+        let opts = opts
+            .tcp_connect_timeout(Some(left))
+            .read_timeout(Some(left))
+            .write_timeout(Some(left));
+        let conn = without_signals(|| Conn::new(opts)).map_err(|error| {
+            let tls = self.opts.get_ssl_opts().is_some();
+            not_connected(error, &self.server, tls)
+        })?;
+        Ok(Box::new(Box::new(conn)))
     }
 }

@@ -34,7 +34,7 @@ impl Store {
     ) -> Result<Self, Error> {
         options.check()?;
         let sessions = Sessions::new(Arc::clone(&clock))?;
-        let connector = Connector::new(options, clock, &sessions);
+        let connector = Connector::new(options, clock, &sessions)?;
         let limit = options.remote.connect_timeout;
         let mut connection = connector.connect(limit)?;
         let found = opening::inspect(&mut connection, limit)?;

@@ -3,16 +3,91 @@
 
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use lockkeeper_core::{Clock, Error, HostInstant, Tick, Timer};
 use lockkeeper_remote::{self as remote, SocketTimeout, SocketWatch, WatchedSocket};
 use mysql::Conn;
+use parking_lot::Mutex;
 
-/// A socket of any kind: the calls are the same. `None` outside of Unix, where the mysql crate does not
-/// show its socket: there the time-outs of opening stay.
-#[derive(Debug, Default)]
-pub(crate) struct Wire(Option<Arc<TcpStream>>);
+/// The socket of a connection, and the end of the call that is under way on it.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    /// A socket of any kind: the calls are the same. `None` outside of Unix, where the mysql crate does not show its
+    /// socket: there the time-outs of opening stay.
+    socket: Option<Arc<TcpStream>>,
+    /// When the call ends, in nanoseconds; [`NO_CALL`], or [`CUT`].
+    end: AtomicU64,
+}
+
+const NO_CALL: u64 = u64::MAX;
+/// The call was cut off at its end.
+const CUT: u64 = u64::MAX - 1;
+
+/// How much longer a call may take than a read. A silent server ends the call by the time-out of the socket, which leaves
+/// the session open.
+const SLACK: Duration = Duration::from_millis(20);
+
+/// Cuts off calls that take too long. The crate waits anew for each piece of a reply, so a time-out of the socket does not
+/// bound a reply that comes in pieces.
+pub(crate) struct CallLimits {
+    clock: Arc<dyn Clock>,
+    timer: Timer,
+    wires: Mutex<Vec<Weak<Wire>>>,
+}
+
+impl CallLimits {
+    pub(crate) fn new(clock: &Arc<dyn Clock>) -> Result<Arc<Self>, Error> {
+        let limits = Arc::new(Self {
+            clock: Arc::clone(clock),
+            timer: Timer::new(Arc::clone(clock)),
+            wires: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&limits);
+        let poll = move |tick: Tick| Some(weak.upgrade()?.cut_overdue(tick.now));
+        limits.timer.start("lockkeeper-mysql-limit", poll)?;
+        Ok(limits)
+    }
+
+    /// Bounds the calls on a connection from now on.
+    pub(crate) fn add(&self, wire: &Arc<Wire>) {
+        self.wires.lock().push(Arc::downgrade(wire));
+    }
+
+    /// Makes a call on a connection within `limit`. Returns `None` if it was cut off.
+    pub(crate) fn call<T>(
+        &self,
+        wire: &Wire,
+        limit: Duration,
+        call: impl FnOnce() -> T,
+    ) -> Option<T> {
+        let end = self.clock.now() + limit + SLACK;
+        wire.end.store(end.as_nanos(), Ordering::SeqCst);
+        self.timer.note(end);
+        let result = call();
+        (wire.end.swap(NO_CALL, Ordering::SeqCst) != CUT).then_some(result)
+    }
+
+    /// Cuts off the calls that have reached their end. Returns when the next one does.
+    fn cut_overdue(&self, now: HostInstant) -> HostInstant {
+        let mut next = HostInstant::NEVER;
+        self.wires.lock().retain(|wire| {
+            let Some(wire) = wire.upgrade() else {
+                return false;
+            };
+            let end = HostInstant::from_nanos(wire.end.load(Ordering::SeqCst));
+            let is_overdue = end <= now;
+            // A call that returned just now has ended in time.
+            if !is_overdue || !wire.cut(end) {
+                next = next.min(end);
+            }
+            true
+        });
+        next
+    }
+}
 
 /// The longest time that one call may wait in the server. Without the socket, a wait is several short
 /// calls, so that a cancel is noticed and no time-out is reached.
@@ -23,6 +98,24 @@ pub(crate) const LONGEST_CALL: Duration = if cfg!(unix) {
 };
 
 impl Wire {
+    fn new(socket: Option<TcpStream>) -> Self {
+        Self {
+            socket: socket.map(Arc::new),
+            end: AtomicU64::new(NO_CALL),
+        }
+    }
+
+    /// Ends the call with this end, unless it has returned. The server is not told: the watch over the socket ends the
+    /// leases of the session first.
+    fn cut(&self, end: HostInstant) -> bool {
+        let (end, order) = (end.as_nanos(), Ordering::SeqCst);
+        let is_cut = self.end.compare_exchange(end, CUT, order, order).is_ok();
+        if is_cut && let Some(socket) = &self.socket {
+            let _ = socket.shutdown(Shutdown::Read);
+        }
+        is_cut
+    }
+
     #[cfg(unix)]
     pub(crate) fn of(conn: &Conn) -> io::Result<Self> {
         use std::os::fd::{AsRawFd, BorrowedFd};
@@ -32,12 +125,12 @@ impl Wire {
             reason = "the crate has AsRawFd only; the descriptor is open for as long as `conn` is borrowed"
         )]
         let socket = unsafe { BorrowedFd::borrow_raw(conn.as_raw_fd()) };
-        Ok(Self(Some(Arc::new(socket.try_clone_to_owned()?.into()))))
+        Ok(Self::new(Some(socket.try_clone_to_owned()?.into())))
     }
 
     #[cfg(not(unix))]
     pub(crate) fn of(_: &Conn) -> io::Result<Self> {
-        Ok(Self(None))
+        Ok(Self::new(None))
     }
 
     pub(crate) fn set_timeout(
@@ -45,13 +138,13 @@ impl Wire {
         timeout: &mut SocketTimeout,
         limit: Duration,
     ) -> io::Result<()> {
-        let socket = self.0.as_ref();
+        let socket = self.socket.as_ref();
         socket.map_or(Ok(()), |socket| timeout.set(socket, limit))
     }
 
     /// Returns the time-outs of reading and of writing.
     pub(crate) fn timeouts(&self) -> io::Result<[Option<Duration>; 2]> {
-        let socket = self.0.as_ref();
+        let socket = self.socket.as_ref();
         socket.map_or(Ok([None; 2]), |socket| {
             Ok([socket.read_timeout()?, socket.write_timeout()?])
         })
@@ -59,7 +152,7 @@ impl Wire {
 
     /// Sets again what [`timeouts`](Self::timeouts) returned.
     pub(crate) fn restore_timeouts(&self, [read, write]: [Option<Duration>; 2]) -> io::Result<()> {
-        let socket = self.0.as_ref();
+        let socket = self.socket.as_ref();
         socket.map_or(Ok(()), |socket| {
             socket.set_read_timeout(read)?;
             socket.set_write_timeout(write)
@@ -72,14 +165,14 @@ impl Wire {
         watch: &SocketWatch,
         on_end: impl FnOnce() + Send + 'static,
     ) -> io::Result<Option<WatchedSocket>> {
-        let socket = self.0.as_ref();
+        let socket = self.socket.as_ref();
         socket.map(|socket| watch.watch(socket, on_end)).transpose()
     }
 
     /// Returns whether the server has closed the connection. Reads what the server sent last, so the
     /// connection cannot be used afterwards.
     pub(crate) fn has_ended(&self) -> bool {
-        let Some(mut socket) = self.0.as_deref() else {
+        let Some(mut socket) = self.socket.as_deref() else {
             // No other packet than the server's farewell is known to come unasked.
             return true;
         };
@@ -99,12 +192,12 @@ impl Wire {
 
     /// Returns whether an idle connection can take a request.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.0.as_deref().is_none_or(remote::is_quiet)
+        self.socket.as_deref().is_none_or(remote::is_quiet)
     }
 
     /// Closes the connection for the server and for a thread that waits on it.
     pub(crate) fn close(&self) {
-        if let Some(socket) = &self.0 {
+        if let Some(socket) = &self.socket {
             let _ = socket.shutdown(Shutdown::Both);
         }
     }

@@ -1,4 +1,4 @@
-//! Connections that the application makes or lends.
+//! Connections that the application makes or lends, or that a client makes without a bound of time.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,18 +10,20 @@ use std::time::Duration;
 
 use lockkeeper_core::Error;
 
-use crate::failure::unavailable;
+use crate::failure::{Server, senseless, unavailable};
 
 /// From this number of overdue calls on, a caller is refused. Each has a thread.
 const MOST_OVERDUE: isize = 128;
 
 type Supply<C> = dyn Fn(Duration) -> Result<C, Error> + Send + Sync;
 
-/// A function of the application's that makes or lends connections. Clones are the same function.
+/// A function that makes or lends connections. Clones are the same function.
 pub struct Supplier<C>(Arc<Parts<C>>);
 
 struct Parts<C> {
     supply: Box<Supply<C>>,
+    /// The server to which the function connects, if it is not the application's.
+    server: Option<Server>,
     /// The number of calls that go on although their callers have stopped waiting. The count may be too small for a moment
     /// while calls end.
     overdue: AtomicIsize,
@@ -40,7 +42,7 @@ impl<C> fmt::Debug for Supplier<C> {
 }
 
 impl<C: Send + 'static> Supplier<C> {
-    /// Calls `supply` for each connection, with the time that is left for it.
+    /// Calls `supply`, a function of the application's, for each connection, with the time that is left for it.
     pub fn new<E>(supply: impl Fn(Duration) -> Result<C, E> + Send + Sync + 'static) -> Self
     where
         E: StdError + Send + Sync + 'static,
@@ -51,8 +53,21 @@ impl<C: Send + 'static> Supplier<C> {
             )
             .with_source(error)
         };
+        Self::with(Box::new(move |limit| supply(limit).map_err(refused)), None)
+    }
+
+    /// Calls `connect`, which connects to a server.
+    pub fn of_server(
+        server: &Server,
+        connect: impl Fn(Duration) -> Result<C, Error> + Send + Sync + 'static,
+    ) -> Self {
+        Self::with(Box::new(connect), Some(server.clone()))
+    }
+
+    fn with(supply: Box<Supply<C>>, server: Option<Server>) -> Self {
         Self(Arc::new(Parts {
-            supply: Box::new(move |limit| supply(limit).map_err(refused)),
+            supply,
+            server,
             overdue: AtomicIsize::new(0),
         }))
     }
@@ -61,10 +76,14 @@ impl<C: Send + 'static> Supplier<C> {
     /// connection that comes late is dropped.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`](lockkeeper_core::ErrorKind::Unavailable), with the application's error as its source.
+    /// The error of the function. [`ErrorKind::Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if it takes longer or
+    /// panics.
     pub fn take(&self, limit: Duration) -> Result<C, Error> {
+        let server = self.0.server.as_ref();
+        // The text for a function of the application's.
+        let late = |text| server.map_or_else(|| unavailable(text), |it| it.says_nothing(""));
         if self.0.overdue.load(Ordering::Relaxed) >= MOST_OVERDUE {
-            return Err(unavailable(
+            return Err(late(
                 "the application's function for connections hangs in several calls; see what it waits for, and have it return within the time that it is given",
             ));
         }
@@ -84,7 +103,7 @@ impl<C: Send + 'static> Supplier<C> {
         };
         let thread = thread::Builder::new().name("lockkeeper-connect".to_owned());
         thread.spawn(call).map_err(|error| {
-            let text = "the thread on which the application's function makes a connection cannot be started; is the limit of threads reached?";
+            let text = "the thread on which a connection is made cannot be started; is the limit of threads reached?";
             unavailable(text).with_source(error)
         })?;
         match replied.recv_timeout(limit) {
@@ -93,10 +112,11 @@ impl<C: Send + 'static> Supplier<C> {
                 if !has_one_ended.swap(true, Ordering::SeqCst) {
                     self.0.overdue.fetch_add(1, Ordering::Relaxed);
                 }
-                Err(unavailable(
+                Err(late(
                     "the application's function gave no connection in time; is the application's pool large enough for `pool_size` more, and does the function return within the time that it is given?",
                 ))
             }
+            Err(RecvTimeoutError::Disconnected) if server.is_some() => Err(senseless()),
             Err(RecvTimeoutError::Disconnected) => Err(unavailable(
                 "the application's function for connections panicked; the panic's own message says why",
             )),
