@@ -51,10 +51,12 @@ impl<C: SessionConnection> Acquisition<'_, C> {
     fn run(&self) -> Result<Granted<C>, Failure> {
         let mut retries = self.store.options.pool_size;
         let mut pauses = Backoff::new(PAUSE, LONGEST_PAUSE);
+        let mut busy_at = None;
         while !self.request.is_cancelled() {
             match self.attempt() {
                 Ok(Some(grant)) => return Ok(Some(grant)),
                 Ok(None) => {}
+                Err(failure) if self.is_slow(&failure, busy_at) => return Ok(None),
                 // The server may have closed every idle connection of the pool; one that does not reply
                 // is closed, and what it was granted ends with it. The attempt after the last of them
                 // is on a new connection, and tells whether the server can be reached.
@@ -67,19 +69,35 @@ impl<C: SessionConnection> Acquisition<'_, C> {
                 Err(failure) => return Err(failure),
             }
             self.request.contended();
+            busy_at = Some(self.request.now());
             // The engine retries after a busy attempt.
             retries = 0;
             let deadline = match self.request.deadline() {
                 Some(deadline) if self.request.now() < deadline => deadline,
                 _ => return Ok(None),
             };
-            if let Some((slot, _permit)) = self.checkout_to_wait(pauses.next_pause(), deadline)
-                && let Some(granted) = self.wait(slot, deadline)?
-            {
-                return Ok(granted);
+            if let Some((slot, _permit)) = self.checkout_to_wait(pauses.next_pause(), deadline) {
+                match self.wait(slot, deadline) {
+                    Ok(Some(granted)) => return Ok(granted),
+                    Ok(None) => {}
+                    Err(failure) if self.is_slow(&failure, busy_at) => return Ok(None),
+                    Err(failure) => return Err(failure),
+                }
             }
         }
         Ok(None)
+    }
+
+    /// Returns whether a reply is missing at the end of the wait only because the server is slow: it said at `busy_at` that
+    /// another holder has the name, and a reply may take that long.
+    fn is_slow(&self, failure: &Failure, busy_at: Option<HostInstant>) -> bool {
+        let (now, longest) = (self.request.now(), self.store.options.response_timeout);
+        matches!(failure, Failure::Unanswered(_))
+            && self
+                .request
+                .deadline()
+                .is_some_and(|deadline| now >= deadline)
+            && busy_at.is_some_and(|busy_at| now < busy_at + longest)
     }
 
     /// Makes one attempt: on a connection without names while few connections hold names, else on one of
@@ -186,11 +204,6 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             return Ok(None);
         }
         let is_over = self.request.now() >= deadline;
-        // A reply may take that long, and before the wait the server said that another holder has the name.
-        let is_slow = self.request.now() < asked_at + store.options.response_timeout;
-        if is_over && is_slow && matches!(replies, Err(Failure::Unanswered(_))) {
-            return Ok(Some(None));
-        }
         let granted = self.granted(Made {
             session,
             attempted: replies?.attempted,
