@@ -43,18 +43,16 @@ impl LeaseListener {
         }
     }
 
-    /// Starts the thread if it does not run. Returns whether other processes could reach it before.
+    /// Starts the thread if it does not run. Returns whether it did before.
     ///
     /// Without it, losses are noticed by the next renewal.
     pub(super) fn start(&self, slot: &Arc<Slot>, parkers: &ParkerPool) -> bool {
         let mut state = lock(&self.state);
         match &mut *state {
             State::Idle => {}
-            State::Listening {
-                parker, is_used, ..
-            } => {
+            State::Listening { is_used, .. } => {
                 *is_used = true;
-                return parker.exists();
+                return true;
             }
             State::Over => return false,
         }

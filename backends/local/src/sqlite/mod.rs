@@ -232,11 +232,7 @@ impl Backend for SqliteProvider {
         let key = store.key(request.name(), request.mode().is_permit());
         let is_own = |held: &LockRow| held.is_of(&owner);
         // Where this fails, the ttl frees the name.
-        let _ = store.end_hold(
-            key,
-            is_own,
-            &BusyRetry::new(&*store.clock, store.clock.now()),
-        );
+        let _ = store.end_hold(key, is_own, &store.brief_retry());
     }
 
     fn renew(
