@@ -402,28 +402,93 @@ pub(super) fn outlasted(cause: Error, span: Duration, may_be_granted: bool) -> E
 
 #[cfg(test)]
 mod tests {
+    use std::sync::MutexGuard;
     use std::sync::mpsc::channel;
     use std::thread;
 
     use super::*;
     use crate::clock::{Clock, ManualClock};
 
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    fn begin_outage(gate: &OutageGate, at: HostInstant) {
+        let unanswered = Unanswered {
+            error: &Error::new(ErrorKind::Unavailable, "the test's store is gone"),
+            asked_at: at,
+            deadline: at + LIMIT,
+            asked: Asked::ForName,
+        };
+        gate.fail(&unanswered, at, |_| {});
+    }
+
+    fn limits(clock: &ManualClock) -> Limits<'_> {
+        Limits {
+            clock,
+            until: clock.now() + LIMIT,
+            cancel: None,
+        }
+    }
+
+    #[test]
+    fn acquisition_behind_the_end_of_the_last_prober_asks() {
+        let (gate, clock) = (OutageGate::new(), ManualClock::new());
+        begin_outage(&gate, clock.now());
+        let mut prober = Rider::new(&gate);
+        assert!(prober.failed());
+        drop(prober);
+        thread::scope(|scope| {
+            let (sender, ended) = channel();
+            let (gate, clock) = (&gate, &clock);
+            scope.spawn(move || {
+                let waited = Rider::new(gate).wait(&limits(clock), 0);
+                sender.send(waited).unwrap();
+            });
+            let waited = ended.recv_timeout(LIMIT);
+            clock.advance(LIMIT);
+            waited.expect("the wait ends").unwrap();
+        });
+        assert!(gate.is_down());
+    }
+
+    #[test]
+    fn former_prober_asks_behind_those_that_wait() {
+        let (gate, clock, asked) = (OutageGate::new(), ManualClock::new(), Mutex::default());
+        let began = clock.now();
+        begin_outage(&gate, began);
+        let mut first = Rider::new(&gate);
+        assert!(first.failed());
+        let ask = |name: &'static str, mut rider: Rider<'_>| {
+            while rider.wait(&limits(&clock), 0).is_ok() && gate.is_down() {
+                let mut asked: MutexGuard<'_, Vec<_>> = lock(&asked);
+                asked.push(name);
+                if asked.len() == 12 {
+                    assert!(gate.recover(began, || {}));
+                }
+                drop(asked);
+                rider.failed();
+            }
+        };
+        thread::scope(|scope| {
+            for (number, name) in ["second", "third"].into_iter().enumerate() {
+                let (ask, gate) = (&ask, &gate);
+                scope.spawn(move || ask(name, Rider::new(gate)));
+                while lock(&gate.state).parked.len() <= number {
+                    thread::yield_now();
+                }
+            }
+            first.failed();
+            ask("first", first);
+        });
+        let asked = lock(&asked);
+        assert!(asked.contains(&"third"), "{asked:?}");
+    }
+
     /// A prober backs off while its outage ends and another one begins with another prober.
     #[test]
     fn former_prober_ends_at_its_deadline() {
-        const LIMIT: Duration = Duration::from_secs(30);
         let (gate, clock) = (OutageGate::new(), ManualClock::new());
-        let gone = Error::new(ErrorKind::Unavailable, "the test's store is gone");
         let began = clock.now();
-        let fail = || {
-            let unanswered = Unanswered {
-                error: &gone,
-                asked_at: began,
-                deadline: began + LIMIT,
-                asked: Asked::ForName,
-            };
-            gate.fail(&unanswered, began, |_| {});
-        };
+        let fail = || begin_outage(&gate, began);
         fail();
         let mut former = Rider::new(&gate);
         assert!(former.failed());
