@@ -40,7 +40,7 @@ pub(super) struct Acquisition<'a, 'e> {
     /// Backs off after a failure of the head.
     pub(super) pause: &'a Pause<'a>,
     /// The caller's own token, without the keeper's.
-    cancel: Option<&'a CancelToken>,
+    pub(super) cancel: Option<&'a CancelToken>,
     report: &'a AcquisitionReport<'a>,
 }
 

@@ -85,8 +85,11 @@ impl Engine {
         request: &AcquireRequest<'_>,
         (part, asked_at): (usize, HostInstant),
         alone: &Alone,
+        is_cancellable: bool,
     ) -> Result<Option<Grant<ErasedLease>>, Error> {
-        if !self.begin_alone(part, alone) {
+        // No cancel ends a call of the provider that gets no reply, so a thread of the keeper makes it.
+        let is_left_to_keeper = is_cancellable && self.capabilities.batch() > 1;
+        if is_left_to_keeper || !self.begin_alone(part, alone) {
             let waits = request.deadline.is_some_and(|at| request.now() < at);
             match self.attempt_in_batch(request, part) {
                 Ok(None) if waits && !request.is_cancelled() => request.contended(),

@@ -90,7 +90,8 @@ impl Acquisition<'_, '_> {
         let (engine, request) = (self.engine, &self.request);
         request.answered_at.set(None);
         let asked = (self.part.get(), self.retry.borrow().asked_at());
-        let Some(grant) = engine.request_name(request, asked, self.alone)? else {
+        let Some(grant) = engine.request_name(request, asked, self.alone, self.cancel.is_some())?
+        else {
             return Ok(AttemptResult::Busy);
         };
         let hold = engine.confirm_grant(request, self.terms, grant)?;

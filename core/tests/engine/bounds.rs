@@ -55,6 +55,26 @@ fn short_wait_ends_in_time_behind_a_request_that_hangs() {
 }
 
 #[test]
+fn cancel_ends_an_attempt_without_a_reply() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    store.grants(Grants::Silent);
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().cancel(&cancel);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.acquire("a", &options));
+        store.wait_for("a", "acquire", 1);
+        cancel.cancel();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+    });
+    store.grants(Grants::Work);
+    // What the store has granted late is given back.
+    store.wait_for("a", "release", 1);
+    drop(keeper.lock("a").unwrap());
+}
+
+#[test]
 fn silent_confirmation_ends_with_the_wait_or_at_a_cancel() {
     for cancels in [false, true] {
         let store = ScriptedStore::new();
