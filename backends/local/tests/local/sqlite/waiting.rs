@@ -102,6 +102,19 @@ fn statement_without_an_end_is_interrupted() {
     held.release().unwrap();
 }
 
+/// What another program puts into the schema does not reach what SQLite calls unsafe there.
+#[test]
+fn schema_of_another_program_is_not_trusted() {
+    let store = TempStore::new();
+    let keeper = store.keeper();
+    let trigger = "CREATE TRIGGER hostile AFTER INSERT ON lock BEGIN
+        SELECT count(*) FROM pragma_database_list; END";
+    store.raw().execute_batch(trigger).unwrap();
+    let error = keeper.try_lock("seat").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Incompatible, "{error}");
+    assert!(format!("{error:?}").contains("unsafe"), "{error:?}");
+}
+
 #[test]
 fn providers_are_served_first_in_first_out_and_leave_nothing() {
     let store = TempStore::new();
