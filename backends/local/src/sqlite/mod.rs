@@ -4,6 +4,7 @@
 // - A SQLite waiter that responds always has a row of its name ahead of it: a holder or a reservation. So the
 //   one statement that takes a name without rows passes no waiter.
 // - All live rows of a SQLite name have one mode, and a reservation counts as a holder.
+// - No user may write the folder of a SQLite file who may not write the file; `ownership.rs` has the rules.
 // - No SQLite lock is granted on files that other processes do not have. Deleted, replaced or inherited files
 //   (fork) are refused; `connection.rs` has the rules.
 
