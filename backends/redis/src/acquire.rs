@@ -14,9 +14,6 @@ use crate::store::Store;
 const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
 /// The longest time until the next attempt of the second waiter that is not woken: the first one may be stopped.
 const SECOND_ATTEMPT_EVERY: Duration = Duration::from_millis(100);
-/// The time for a waiter's attempt when less is left: some round trips of a busy machine. If it were cut
-/// off, a wait that was busy all along would end as unknown.
-const MIN_ATTEMPT_TIME: Duration = Duration::from_millis(500);
 
 pub(crate) fn acquire(
     store: &Store,
@@ -33,8 +30,7 @@ pub(crate) fn acquire(
 
 impl Acquisition<'_> {
     fn single_attempt(&self) -> Result<Option<Granted>, Failure> {
-        let until = self.request.now() + self.store.attempt();
-        if let Answer::Granted(granted) = self.attempt(&[], until)? {
+        if let Answer::Granted(granted) = self.attempt(&[])? {
             return Ok(Some(granted));
         }
         self.request.contended();
@@ -72,8 +68,7 @@ impl Acquisition<'_> {
             } else {
                 &[]
             };
-            let until = deadline.max(now + MIN_ATTEMPT_TIME);
-            let attempt = self.repeat_attempt(in_queue, until, was_busy);
+            let attempt = self.repeat_attempt(in_queue, was_busy);
             let (ends, before) = match attempt {
                 Ok(Answer::Granted(granted)) => {
                     // A request without a reply may have queued after a later one was granted.
@@ -83,12 +78,8 @@ impl Acquisition<'_> {
                 Ok(Answer::Busy { ends, before }) => (ends, before),
                 Err(failure) => {
                     // A server that does not reply gets no request to remove the waiter, which expires
-                    // by itself. After a cancel it does: only one reply may have been lost.
-                    entry.is_queued &= match failure {
-                        Failure::NotSent(_) | Failure::Closed(_) => false,
-                        Failure::Unanswered(_) => self.request.is_cancelled(),
-                        Failure::Refused(_) => true,
-                    };
+                    // by itself.
+                    entry.is_queued &= matches!(failure, Failure::Refused(_));
                     return Err(failure);
                 }
             };
@@ -111,22 +102,16 @@ impl Acquisition<'_> {
 
     /// Makes an attempt, and repeats it where the waiter may be in the queue, as long as the engine says:
     /// if it returned the failure, the waiter would lose its position.
-    fn repeat_attempt(
-        &self,
-        in_queue: &[&str],
-        until: HostInstant,
-        was_busy: bool,
-    ) -> Result<Answer, Failure> {
+    fn repeat_attempt(&self, in_queue: &[&str], was_busy: bool) -> Result<Answer, Failure> {
         loop {
-            let failure = match self.attempt(in_queue, until) {
+            let failure = match self.attempt(in_queue) {
                 Err(failure) => failure,
                 answer => return answer,
             };
             let may_be_queued = was_busy || self.may_be_granted.get();
             // On another node the waiter has no position yet.
-            let until = self.request.deadline();
-            let until = until.unwrap_or(self.request.now() + self.store.attempt());
-            let is_over = !may_be_queued || self.store.has_moved(&self.lease.key, until);
+            let end = self.request.end();
+            let is_over = !may_be_queued || self.store.has_moved(&self.lease.key, end);
             if is_over || !self.request.retry(failure.error()) {
                 return Err(failure);
             }

@@ -70,9 +70,10 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Tries to take the name once. `in_queue` has the waiter and its state, if it queues.
-    pub(crate) fn attempt(&self, in_queue: &[&str], until: HostInstant) -> Result<Answer, Failure> {
+    pub(crate) fn attempt(&self, in_queue: &[&str]) -> Result<Answer, Failure> {
         let mut calls = [Call::attempt(self, in_queue, HostInstant::NEVER)];
-        self.store.run_calls(&mut calls, until);
+        let (end, cancel) = (self.request.end(), self.request.cancel());
+        self.store.run_calls(&mut calls, end, cancel);
         let [call] = calls;
         let (reply, asked_at) = call.into_reply();
         self.read(reply, asked_at)

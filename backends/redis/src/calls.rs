@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind, HostInstant};
+use lockkeeper_core::{CancelToken, Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{Failure, LAST_ATTEMPT, senseless};
 use redis::Value;
 
@@ -221,9 +221,28 @@ impl Store {
     /// is the answer of all that got no reply.
     ///
     /// Attempts alone never use the last connection of several, which renewals and releases need.
-    pub(crate) fn run_calls(&self, calls: &mut [Call<'_>], until: HostInstant) {
+    ///
+    /// A cancel closes the connection, and ends the calls with that.
+    pub(crate) fn run_calls(
+        &self,
+        calls: &mut [Call<'_>],
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) {
         let is_spare = calls.iter().all(Call::is_attempt);
-        let work = |connection: &mut Connection, limit| self.run_on(connection, calls, limit);
+        let work = |connection: &mut Connection, limit| {
+            let close = cancel.zip(connection.closer());
+            let registered = close.map(|(cancel, close)| cancel.on_cancel(close));
+            let ran = self.run_on(connection, calls, limit);
+            drop(registered);
+            match cancel.is_some_and(CancelToken::is_cancelled) {
+                true => Err(Failure::Unanswered(Error::new(
+                    ErrorKind::Unknown,
+                    "the acquisition was cancelled before a reply came",
+                ))),
+                false => ran,
+            }
+        };
         let ran = match is_spare {
             true => self.with_spare_connection(until, work),
             false => self.with_connection(until, work),

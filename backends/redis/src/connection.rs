@@ -1,6 +1,6 @@
 //! One connection to a server, and requests on it.
 
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -78,7 +78,14 @@ impl Connection {
 
     /// Returns the socket, if it can be had: not that of a connection of the application's.
     pub(crate) fn socket(&self) -> Option<&TcpStream> {
-        self.link.socket()
+        self.link.socket().map(Arc::as_ref)
+    }
+
+    /// Returns what closes the connection from another thread, also while a reply is waited for; not that of a connection of
+    /// the application's.
+    pub(crate) fn closer(&self) -> Option<impl Fn() + Send + Sync + 'static> {
+        let socket = Arc::clone(self.link.socket()?);
+        Some(move || drop(socket.shutdown(Shutdown::Both)))
     }
 
     /// Receives a message of a channel. `None` if there is none within `limit`: the next call continues where this one

@@ -3,6 +3,7 @@
 use std::io::{Error, ErrorKind, Write};
 use std::net::TcpStream;
 use std::ops::DerefMut;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -55,7 +56,7 @@ impl Link {
     }
 
     /// Returns the socket, if it can be had.
-    pub(crate) fn socket(&self) -> Option<&TcpStream> {
+    pub(crate) fn socket(&self) -> Option<&Arc<TcpStream>> {
         match self {
             Self::Own { stream, .. } => Some(stream.socket()),
             Self::Supplied(_) => None,

@@ -167,9 +167,10 @@ impl Store {
             .map_err(Failure::into_error)
     }
 
-    /// Removes a waiter from the queue of a name. If that fails, it is removed when its turn has come.
+    /// Removes a waiter from the queue of a name. If that fails, it is removed when its turn has come. The caller of an
+    /// acquisition waits for this.
     pub(crate) fn leave(&self, key: &str, waiter: &str) {
-        let until = self.clock.now() + CLEANUP_TIME;
+        let until = self.clock.now() + LAST_ATTEMPT;
         let _ = self.run(&scripts::LEAVE, key, waiter, until);
     }
 
