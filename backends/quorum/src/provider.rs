@@ -220,7 +220,7 @@ impl Quorum {
     }
 
     /// Waits for what the members say to a renewal.
-    fn renewed(&self, asked: Asked) -> Result<Renewal, Error> {
+    fn renewed(&self, asked: &Asked) -> Result<Renewal, Error> {
         match asked.hold.renewal(&*self.clock, asked.until) {
             (Tally::Live, _) => {
                 self.regain(&asked.hold, asked.ttl, asked.valid_until);
@@ -314,7 +314,7 @@ impl Backend for QuorumProvider {
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
         let asked = self.quorum.ask_renewal(&lease.hold, ttl, deadline);
-        asked.and_then(|asked| self.quorum.renewed(asked))
+        asked.and_then(|asked| self.quorum.renewed(&asked))
     }
 
     /// Asks for all renewals before it waits for the first answer.
@@ -332,7 +332,7 @@ impl Backend for QuorumProvider {
         }
         for (at, renewal) in asked {
             if let Some(Operation::Renew(it)) = operations.get_mut(at) {
-                it.answer = Some(renewal.and_then(|asked| quorum.renewed(asked)));
+                it.answer = Some(renewal.and_then(|asked| quorum.renewed(&asked)));
             }
         }
     }
