@@ -40,7 +40,8 @@ impl Acquisition<'_> {
                 return Ok(Step::Wait(busy));
             }
             // The vote of `head` counts also if the others are a majority: it may know of a waiter that goes first.
-            let (at_head, _) = vote.hold.vote_of(head, self.request, until);
+            let patience = vote.deadline.min(vote.began + PATIENCE);
+            let (at_head, _) = vote.hold.vote_of(head, self.request, patience);
             if self.request.is_cancelled() {
                 self.give_way(&vote.hold);
                 return Ok(Step::End(None));
@@ -134,6 +135,7 @@ impl Acquisition<'_> {
         let (decision, votes, error) = hold.decide(request, now, deadline);
         VoteResult {
             began: now,
+            deadline,
             asked_at: self.asked_at.map_or(now, |asked_at| asked_at.min(now)),
             epoch,
             hold,
@@ -212,6 +214,7 @@ impl Acquisition<'_> {
 /// A vote and what it gave.
 struct VoteResult {
     began: HostInstant,
+    deadline: HostInstant,
     /// When the first of the leases was requested.
     asked_at: HostInstant,
     epoch: u64,

@@ -684,6 +684,8 @@ impl Contention {
                         self.proposers[at].doing = Doing::Holds(now + 5);
                     }
                     Some(Decision::Behind(first)) => self.give_way(at, &votes, first),
+                    // All members answer.
+                    Some(Decision::Outage) => panic!("a rival is no outage: {votes:?}"),
                     Some(_) if now < turn_ends && votes.contains(&Vote::Granted(1)) => {
                         let ballot = Ballot::new(1, votes);
                         let until = now + self.rng.u64(1..16);
