@@ -166,7 +166,7 @@ impl Capabilities {
         self
     }
 
-    /// Sets how long the engine repeats a single attempt whose reply was lost. Default: 2 s.
+    /// Sets how long a single attempt takes at most, with its repetition after a lost reply. Default: 2 s.
     #[must_use]
     pub const fn with_attempt_limit(mut self, limit: Duration) -> Self {
         self.attempt_limit = limit;
@@ -195,7 +195,7 @@ impl Capabilities {
         self.ttl_step
     }
 
-    /// Returns how long the engine repeats a single attempt whose reply was lost.
+    /// Returns how long a single attempt takes at most, with its repetition after a lost reply.
     pub const fn attempt_limit(&self) -> Duration {
         self.attempt_limit
     }

@@ -54,9 +54,9 @@ use queue::Queue;
 use report::OutageReports;
 use verify::LeaseVerifier;
 
-/// The longest time for which a single attempt waits for the store's answer to another thread, and for which a
-/// release is repeated. It is twice the response time-out of the network stores, so one request without a reply
-/// leaves time for another.
+/// The longest time for which a release is repeated, and for which the end of a keeper waits for releases. It is twice
+/// the response time-out of the network stores, so one request without a reply leaves time for another. What bounds an
+/// acquisition is [`AcquireRequest::end`](crate::AcquireRequest::end).
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 
 /// The longest that the end of a keeper waits for its background threads.

@@ -266,8 +266,7 @@ impl<'e> Acquisition<'_, 'e> {
         };
         let now = request.now();
         request.started.set(now);
-        let is_over = request.deadline.is_some_and(|deadline| now >= deadline);
-        if is_over && matches!(given, Given::HeadPermit) {
+        if now >= deadline && matches!(given, Given::HeadPermit) {
             let unserved = engine.queue.unserved(self.key, waiter);
             engine.queue.pass(self.key, None);
             return Given::Nothing(unserved);

@@ -146,6 +146,7 @@ impl Engine {
                     return Err(self.give_up(request, lease, error));
                 }
                 LeaseReply::UnderWay(entry) => {
+                    request.owner.set(None);
                     self.leave_lease(&entry, LeftLease::Confirmation { ttl });
                     return Err(unanswered());
                 }

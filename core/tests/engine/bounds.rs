@@ -106,6 +106,25 @@ fn silent_confirmation_ends_with_the_wait_or_at_a_cancel() {
     }
 }
 
+/// The lease that the silent confirmation is about is released later, and that must not end the next grant.
+#[test]
+fn request_behind_a_silent_confirmation_has_another_owner() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    store.grants(Grants::Late(2 * SECOND));
+    store.renewals("a", Renewals::Hang);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.try_lock_for("a", 60 * SECOND));
+        store.wait_for("a", "renew", 1);
+        // No answer is of use behind the end of the lease.
+        store.clock.advance(12 * SECOND);
+        store.wait_for("a", "acquire", 2);
+        store.set(|state| assert_ne!(state.owners[0], state.owners[1]));
+        store.renewals("a", Renewals::Work);
+        drop(waiting.join().unwrap());
+    });
+}
+
 #[test]
 fn silent_release_of_an_unconfirmed_grant_ends_with_the_wait() {
     let store = ScriptedStore::new();
