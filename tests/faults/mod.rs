@@ -23,6 +23,8 @@ use lockkeeper_testkit::{Daemon, Proxy, until};
 
 pub(crate) use common::{Memory, contend_during};
 pub(crate) use opening::{fake_server, refused};
+#[allow(unused_imports, reason = "the suites of some servers use it")]
+pub(crate) use outage::Told;
 pub(crate) use waiter::Waiter;
 pub(crate) use witness::Witness;
 

@@ -266,9 +266,34 @@ fn one_of_twenty_threads_asks_in_outage<S: FaultServer>(kind: S::Kind) {
 
 /// Counts the outages that began and ended.
 #[derive(Default)]
-struct Told {
+pub(crate) struct Told {
     began: AtomicUsize,
     ended: AtomicUsize,
+}
+
+impl Told {
+    /// Opens a keeper that tells of its outages.
+    pub(crate) fn open(url: &str) -> (LockKeeper, Arc<Self>) {
+        let told = Arc::new(Self::default());
+        let config = Config::from_url(url).unwrap();
+        let config = config.observer(Arc::clone(&told) as _);
+        let mut opened = None;
+        until("the server replies in time", || {
+            opened = lockkeeper::open_config(&config).ok();
+            opened.is_some()
+        });
+        (opened.unwrap(), told)
+    }
+
+    fn counts(&self) -> [usize; 2] {
+        [&self.began, &self.ended].map(|count| count.load(Ordering::SeqCst))
+    }
+
+    /// Returns whether there is an outage.
+    pub(crate) fn is_down(&self) -> bool {
+        let [began, ended] = self.counts();
+        began > ended
+    }
 }
 
 impl Observer for Told {
@@ -286,21 +311,11 @@ fn outage_is_told_while_nothing_listens<S: FaultServer>(kind: S::Kind) {
     const NAMES: usize = 6;
     let server = S::start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let told = Arc::new(Told::default());
-    let url = server.url_with(proxy.addr(), "ttl=2s&wait=100ms");
-    let config = Config::from_url(&url).unwrap();
-    let config = config.observer(Arc::clone(&told) as _);
-    let mut opened = None;
-    until("the server replies in time", || {
-        opened = lockkeeper::open_config(&config).ok();
-        opened.is_some()
-    });
-    let keeper = opened.unwrap();
-    let count = |number: &AtomicUsize| number.load(Ordering::SeqCst);
+    let (keeper, told) = Told::open(&server.url_with(proxy.addr(), "ttl=2s&wait=100ms"));
     let guards: Vec<_> = (0..NAMES)
         .map(|number| keeper.lock(format!("held{number}")).unwrap())
         .collect();
-    let before = count(&told.ended);
+    let [_, before] = told.counts();
     Outage::Refused.begin(&proxy, Moment::Pooled);
     for round in 0..5 {
         for number in 0..NAMES {
@@ -313,13 +328,12 @@ fn outage_is_told_while_nothing_listens<S: FaultServer>(kind: S::Kind) {
     drop(guards);
     keeper.lock("b").unwrap_err();
     // An outage may have begun and ended before all connections had ended.
-    assert!(count(&told.ended) <= before + 1, "while nothing listened");
-    assert_eq!(count(&told.began), count(&told.ended) + 1);
+    let [began, ended] = told.counts();
+    assert!(ended <= before + 1, "while nothing listened");
+    assert_eq!(began, ended + 1);
     Outage::Refused.end(&proxy);
     until("the server is back", || keeper.lock("b").is_ok());
-    until("the end is told", || {
-        count(&told.began) == count(&told.ended)
-    });
+    until("the end is told", || !told.is_down());
     drop(keeper);
     server.assert_clean();
     assert_closed(&proxy);

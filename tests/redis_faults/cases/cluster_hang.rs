@@ -9,7 +9,7 @@ use lockkeeper_testkit::{RedisCluster, RedisKind, until};
 use super::Case;
 use super::cluster::{keys_at, start_without_replicas};
 use super::store::open;
-use crate::faults::WAIT_LIMIT;
+use crate::faults::Told;
 
 pub(super) const CASES: &[Case] = &[
     (
@@ -60,15 +60,15 @@ fn cluster_node_that_hangs_delays_no_other(kind: RedisKind) {
 }
 
 /// Forty threads wait for a name each that the node keeps. In an outage of the whole store, a lock of another name would
-/// wait until each of them has asked.
+/// wait until each of them has asked, which takes longer than the wait of that lock.
 fn cluster_node_that_hangs_stops_no_acquisition_elsewhere(kind: RedisKind) {
     const WAITERS: usize = 40;
-    const LOCKS: usize = 100;
     let (cluster, hung) = start_without_replicas(kind);
-    let keeper = open(&cluster.url(), "ttl=30s&response_timeout=1s&wait=60s");
+    let url = format!("{}/?ttl=30s&response_timeout=1s&wait=20s", cluster.url());
+    let (keeper, told) = Told::open(&url);
     let (at_hung, others) = lock_on_all(&cluster, &keeper, hung, 5 * WAITERS);
     assert!(at_hung.len() >= WAITERS);
-    let name = others[0].name().clone();
+    let other = others[0].name().clone();
     let names: Vec<_> = at_hung.iter().map(|it| it.name().clone()).collect();
     for guard in at_hung.into_iter().chain(others) {
         guard.release().unwrap();
@@ -83,20 +83,18 @@ fn cluster_node_that_hangs_stops_no_acquisition_elsewhere(kind: RedisKind) {
             .take(WAITERS)
             .map(|name| scope.spawn(move || keeper.acquire(name, options)))
             .collect();
-        until("the node is known to hang", || {
-            keeper.try_lock(&names[0]).is_err()
+        let locks = (0..3).map(|_| {
+            until("the outage is told", || told.is_down());
+            keeper.lock(&other)?.release()
         });
-        let end = Instant::now() + WAIT_LIMIT;
-        let locks = (0..LOCKS).take_while(|_| {
-            keeper.lock(&name).unwrap().release().unwrap();
-            Instant::now() < end
-        });
-        let locks = locks.count();
+        let locks: Vec<_> = locks.collect();
         cancel.cancel();
         for waiting in waiting {
             let error = waiting.join().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
         }
-        assert_eq!(locks, LOCKS);
+        for released in locks {
+            assert_eq!(released.unwrap(), Released::Done);
+        }
     });
 }
