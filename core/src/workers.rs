@@ -106,7 +106,11 @@ impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
         let is_stuck = state.idle == 0 && state.progress.elapsed() >= MAX_QUEUED;
         let missing = match state.threads {
             0 => ready.min(1),
-            threads if is_stuck => ready.min(MAX_WORKERS - threads),
+            threads if is_stuck => {
+                // On a busy machine, the threads of the last call may not have begun.
+                let starting = threads.saturating_sub(state.running.len());
+                ready.saturating_sub(starting).min(MAX_WORKERS - threads)
+            }
             _ => 0,
         };
         for _ in 0..missing {

@@ -5,9 +5,9 @@ use std::path::Path;
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, Skip, is_busy, take};
 
-/// The most threads that a keeper has after some time, however many parts the store has; see `LockKeeper`. Two would do:
-/// on a busy machine, a call that takes some milliseconds brings in another one.
-const KEEPER_THREADS: usize = 6;
+/// The most threads of a keeper, however many parts the store has; see `LockKeeper`. Two would do: on a busy machine, a
+/// call that takes some milliseconds brings in another one.
+const KEEPER_THREADS: usize = 1 + 12 + 4;
 
 pub(super) fn released_locks_leave_nothing_in_the_store(rig: &Rig<'_>) -> Outcome {
     rig.needs_leftovers()?;

@@ -12,7 +12,7 @@ use lockkeeper_core::{
 
 use crate::answers::{Grants, Renewals};
 use crate::events::{Event, observed};
-use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually, fixed};
+use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually, fixed, give_time};
 
 fn assert_held_for(guard: &LockGuard, span: Duration) {
     eventually("the deadline should move", || guard.remaining() == span);
@@ -130,6 +130,44 @@ fn store_calls_that_hang_or_panic_cost_no_other_guard_its_lease() {
     for (name, _) in bad {
         store.renewals(name, Renewals::Work);
     }
+}
+
+#[test]
+fn parts_that_hang_have_few_threads_whatever_their_number() {
+    const PARTS: usize = 20;
+    const MAX_THREADS: usize = 12;
+    let store = ScriptedStore::with_parts(PARTS);
+    let keeper = store.keeper();
+    let names: Vec<_> = (0..PARTS)
+        .flat_map(|part| (0..4).map(move |number| format!("{part} {number}")))
+        .collect();
+    let lock = |name: &String| {
+        store.renewals(name, Renewals::Hang);
+        keeper.lock(name).unwrap()
+    };
+    let guards: Vec<_> = names.iter().map(lock).collect();
+    let renewals = || -> Vec<_> {
+        let all = names.iter().enumerate();
+        all.filter(|(_, name)| store.count(name, "renew") > 0)
+            .map(|(at, _)| at / 4)
+            .collect()
+    };
+    store.clock.advance(4 * SECOND);
+    eventually("renewals hang", || renewals().len() >= MAX_THREADS);
+    for _ in 0..50 {
+        give_time();
+    }
+    let hanging = renewals();
+    assert_eq!(hanging.len(), MAX_THREADS);
+    // No part has all of them.
+    assert!(
+        hanging.windows(3).all(|three| three[0] != three[2]),
+        "{hanging:?}"
+    );
+    for name in &names {
+        store.renewals(name, Renewals::Work);
+    }
+    drop(guards);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A store that does what a test says, on a clock that the test moves. It never grants names that end with `broken`.
-//! If it takes batches, it keeps names that begin with `far` in a part of its own.
+//! If it takes batches, it keeps names that begin with `far` in a part of its own. It may have more parts: a name that
+//! begins with a number is in that part.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -98,6 +99,8 @@ pub(crate) struct ScriptedStore {
     pub(crate) clock: ManualClock,
     /// How many operations it takes in one call; 0 is one.
     batch: usize,
+    /// How many parts it has; 0 is one, or two with batches.
+    parts: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -111,6 +114,13 @@ impl ScriptedStore {
     pub(crate) fn with_batches() -> Arc<Self> {
         Arc::new(Self {
             batch: 8,
+            ..Self::default()
+        })
+    }
+
+    pub(crate) fn with_parts(parts: usize) -> Arc<Self> {
+        Arc::new(Self {
+            parts,
             ..Self::default()
         })
     }
@@ -214,7 +224,7 @@ impl StoreInfo for ScriptedStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities::new()
             .with_batch(self.batch)
-            .with_parts(if self.batch == 0 { 1 } else { 2 })
+            .with_parts(self.parts.max(if self.batch == 0 { 1 } else { 2 }))
             .with(Capability::Shared)
             .with(Capability::Permits)
     }
@@ -321,7 +331,9 @@ impl Backend for ScriptedStore {
     }
 
     fn part(&self, request: &AcquireRequest<'_>) -> usize {
-        usize::from(request.name().as_str().starts_with("far"))
+        let name = request.name().as_str();
+        let number = name.split(' ').next().and_then(|word| word.parse().ok());
+        number.unwrap_or(usize::from(name.starts_with("far")))
     }
 
     fn batch(&self, batch: &mut [Operation<'_, ScriptedLease>]) {
