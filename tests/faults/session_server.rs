@@ -2,15 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper::clock::{Clock as _, SystemClock};
-use lockkeeper::{ErrorKind, LockGuard, LockKeeper, LockName, Released, WaitOutcome};
+use lockkeeper::{
+    Config, Error, ErrorKind, FencingToken, LockGuard, LockKeeper, LockName, ObservedLock,
+    Observer, Released, WaitOutcome,
+};
 use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{Fault, Proxy, until};
 
-use crate::faults::{FaultServer, Memory, WAIT_LIMIT, contend_during, fake_server, refused};
+use crate::faults::{
+    FaultServer, Memory, WAIT_LIMIT, assert_closed, contend_during, fake_server, refused,
+};
 
 /// A server that frees what a session holds when the session ends.
 pub(crate) trait SessionServer: FaultServer {
@@ -56,10 +62,57 @@ pub(crate) fn cases<S: SessionServer>() -> Vec<Case<S::Kind>> {
         ),
         ("request_later_than_wait", request_later_than_wait::<S>),
         (
+            "slow_release_of_a_drop_has_its_answer",
+            slow_release_of_a_drop_has_its_answer::<S>,
+        ),
+        (
             "other_protocol_on_the_port",
             other_protocol_on_the_port::<S>,
         ),
     ]
+}
+
+/// Keeps the answers to releases.
+#[derive(Default)]
+struct Releases(Mutex<Vec<Result<Released, Error>>>);
+
+impl Observer for Releases {
+    fn released(
+        &self,
+        _: &ObservedLock<'_>,
+        _: FencingToken,
+        _: Duration,
+        result: &Result<Released, Error>,
+    ) {
+        self.0.lock().unwrap().push(result.clone());
+    }
+}
+
+/// The drop leaves before the reply comes. The server is not silent for longer than a reply may take.
+fn slow_release_of_a_drop_has_its_answer<S: SessionServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let releases = Arc::new(Releases::default());
+    let url = server.url_with(proxy.addr(), "ttl=60s");
+    let config = Config::from_url(&url).unwrap();
+    let config = config.observer(Arc::clone(&releases) as _);
+    let keeper = lockkeeper::open_config(&config).unwrap();
+    for delay in [150, 400] {
+        let guard = keeper.lock("a").unwrap();
+        proxy.set(Fault::DelayReplies(Duration::from_millis(delay)));
+        drop(guard);
+        let answers = || std::mem::take(&mut *releases.0.lock().unwrap());
+        let mut told = Vec::new();
+        until("the release is answered", || {
+            told.extend(answers());
+            !told.is_empty()
+        });
+        proxy.set(Fault::Pass);
+        assert!(matches!(&*told, [Ok(Released::Done)]), "{told:?}");
+    }
+    drop(keeper);
+    server.assert_clean();
+    assert_closed(&proxy);
 }
 
 fn holders_session_killed<S: SessionServer>(kind: S::Kind) {

@@ -1,5 +1,6 @@
 //! Acquiring a name, and waiting for it in the server.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ struct Acquisition<'a, C: SessionConnection> {
     request: &'a AcquireRequest<'a>,
     wanted: C::Name,
     idle: Duration,
+    /// When the server said last that another holder has the name.
+    busy_at: Cell<Option<HostInstant>>,
 }
 
 pub(crate) fn acquire<C: SessionConnection>(
@@ -43,6 +46,7 @@ pub(crate) fn acquire<C: SessionConnection>(
         request,
         wanted: SessionName::requested(&store.namespace, name, mode),
         idle: C::idle(request.ttl()),
+        busy_at: Cell::new(None),
     };
     acquisition.run().map_err(Failure::into_error)
 }
@@ -51,12 +55,10 @@ impl<C: SessionConnection> Acquisition<'_, C> {
     fn run(&self) -> Result<Granted<C>, Failure> {
         let mut retries = self.store.options.pool_size;
         let mut pauses = Backoff::new(PAUSE, LONGEST_PAUSE);
-        let mut busy_at = None;
         while !self.request.is_cancelled() {
             match self.attempt() {
                 Ok(Some(grant)) => return Ok(Some(grant)),
                 Ok(None) => {}
-                Err(failure) if self.is_slow(&failure, busy_at) => return Ok(None),
                 // The server may have closed every idle connection of the pool; one that does not reply
                 // is closed, and what it was granted ends with it. The attempt after the last of them
                 // is on a new connection, and tells whether the server can be reached.
@@ -69,35 +71,32 @@ impl<C: SessionConnection> Acquisition<'_, C> {
                 Err(failure) => return Err(failure),
             }
             self.request.contended();
-            busy_at = Some(self.request.now());
+            self.busy_at.set(Some(self.request.now()));
             // The engine retries after a busy attempt.
             retries = 0;
             let deadline = match self.request.deadline() {
                 Some(deadline) if self.request.now() < deadline => deadline,
                 _ => return Ok(None),
             };
-            if let Some((slot, _permit)) = self.checkout_to_wait(pauses.next_pause(), deadline) {
-                match self.wait(slot, deadline) {
-                    Ok(Some(granted)) => return Ok(granted),
-                    Ok(None) => {}
-                    Err(failure) if self.is_slow(&failure, busy_at) => return Ok(None),
-                    Err(failure) => return Err(failure),
-                }
+            if let Some((slot, _permit)) = self.checkout_to_wait(pauses.next_pause(), deadline)
+                && let Some(granted) = self.wait(slot, deadline)?
+            {
+                return Ok(granted);
             }
         }
         Ok(None)
     }
 
-    /// Returns whether a reply is missing at the end of the wait only because the server is slow: it said at `busy_at` that
-    /// another holder has the name, and a reply may take that long.
-    fn is_slow(&self, failure: &Failure, busy_at: Option<HostInstant>) -> bool {
+    /// Returns the answer after a call without a reply. At the end of the wait, the server may only be slow: if it said a
+    /// short time ago that another holder has the name, and a reply may take that time, the name is busy.
+    fn busy_or(&self, failure: Failure) -> Result<Granted<C>, Failure> {
         let (now, longest) = (self.request.now(), self.store.options.response_timeout);
-        matches!(failure, Failure::Unanswered(_))
-            && self
-                .request
-                .deadline()
-                .is_some_and(|deadline| now >= deadline)
-            && busy_at.is_some_and(|busy_at| now < busy_at + longest)
+        let is_over = self.request.deadline().is_some_and(|at| now >= at);
+        let is_slow = self.busy_at.get().is_some_and(|at| now < at + longest);
+        match failure {
+            Failure::Unanswered(_) if is_over && is_slow => Ok(None),
+            failure => Err(failure),
+        }
     }
 
     /// Makes one attempt: on a connection without names while few connections hold names, else on one of
@@ -128,7 +127,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
                 Some(session) => self.try_on_session(&session, left()),
                 None => Err(Failure::NotSent(error)),
             },
-            Err(failure) => Err(failure),
+            Err(failure) => self.busy_or(failure),
         }
     }
 
@@ -146,11 +145,14 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         let asked_at = self.request.now();
         let requests = self.requests();
         let call = self.store.sessions.start(session, requests, left);
-        self.granted(Made {
-            session: Arc::clone(session),
-            attempted: call.reply(left, self.request.cancel())?.attempted,
-            asked_at,
-        })
+        match call.reply(left, self.request.cancel()) {
+            Ok(replies) => self.granted(Made {
+                session: Arc::clone(session),
+                attempted: replies.attempted,
+                asked_at,
+            }),
+            Err(failure) => self.busy_or(failure),
+        }
     }
 
     fn granted(&self, mut made: Made<C>) -> Result<Granted<C>, Failure> {
@@ -204,11 +206,14 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             return Ok(None);
         }
         let is_over = self.request.now() >= deadline;
-        let granted = self.granted(Made {
-            session,
-            attempted: replies?.attempted,
-            asked_at,
-        })?;
+        let granted = match replies {
+            Ok(replies) => self.granted(Made {
+                session,
+                attempted: replies.attempted,
+                asked_at,
+            }),
+            Err(failure) => self.busy_or(failure),
+        }?;
         Ok((granted.is_some() || is_over).then_some(granted))
     }
 }

@@ -13,7 +13,7 @@ use lockkeeper_core::{
 };
 
 use crate::LAST_ATTEMPT;
-use crate::failure::Failure;
+use crate::failure::{Failure, unknown};
 use crate::pool::{Found, PooledConn};
 
 use super::attempt::Made;
@@ -88,6 +88,9 @@ pub(crate) fn batch<C: SessionConnection>(
             Operation::Renew(request) => {
                 let session = Arc::clone(&request.lease.session);
                 Group::add(&mut groups, &session, |group| group.renewals.push(request));
+            }
+            Operation::Release(request) if request.lease.is_unanswered() => {
+                request.answer = Some(resolve_release(store, request.lease, deadline));
             }
             Operation::Release(request) => {
                 let session = Arc::clone(&request.lease.session);
@@ -311,6 +314,24 @@ impl<C: SessionConnection> Freeing<'_, '_, C> {
             false => Released::AlreadyLost,
         });
         self.request.answer = Some(released);
+    }
+}
+
+/// Asks on another connection what became of a release without a reply, whose session is closed as soon as no other lease
+/// lasts on it.
+fn resolve_release<C: SessionConnection>(
+    store: &SessionStore<C>,
+    lease: &SessionLease<C>,
+    deadline: HostInstant,
+) -> Result<Released, Error> {
+    let holders = store.run_apart(deadline, |connection| connection.holders(&lease.name))?;
+    let is_own = |holder: &C::Id| C::is_session(lease.session.id, *holder);
+    match holders.iter().any(is_own) {
+        false => Ok(Released::Done),
+        true => {
+            let text = "the server has not freed the lock yet, and ends the session that held it";
+            Err(unknown(text).into_error())
+        }
     }
 }
 

@@ -24,6 +24,11 @@ impl<C: SessionConnection> SessionLease<C> {
         self.epoch
     }
 
+    /// Returns whether the reply to a release is missing.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.session.state().unanswered.contains(&self.name)
+    }
+
     /// Returns the name by which the session holds the lease.
     pub fn name(&self) -> &C::Name {
         &self.name

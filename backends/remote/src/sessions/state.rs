@@ -49,7 +49,7 @@ pub(crate) struct State<N> {
     /// Names with an expired lease: a late proof of such a lease must not hold for a later one.
     expired: HashSet<N>,
     /// Names about which a reply is missing: the server may hold them until the session ends.
-    unanswered: HashSet<N>,
+    pub(crate) unanswered: HashSet<N>,
     /// A server grants a session a name that it holds already, so no name is requested twice.
     pub(crate) names: HashMap<N, Entry>,
 }
