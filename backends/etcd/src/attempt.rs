@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant, Mode};
 use lockkeeper_remote::Failure;
+use serde_json::Value;
 
 use crate::entry::Entry;
 use crate::failure::Refusal;
@@ -12,7 +13,9 @@ use crate::leases::Lease;
 use crate::provider::EtcdLease;
 use crate::queue::{Ahead, Turn, check_limit, turn};
 use crate::store::Store;
-use crate::wire::{KeyValue, Seen, Txn, TxnReply, exists_since, revision, unchanged_since};
+use crate::wire::{
+    KeyValue, Seen, Txn, TxnReply, exists_since, key_values, range, revision, unchanged_since,
+};
 
 /// An acquisition binds its key to a lease that was kept alive not longer ago than this, or a part of its
 /// ttl. It is less than the margin by default: a grant that is older is renewed before it is relied on.
@@ -80,6 +83,20 @@ impl<'a> Attempt<'a> {
             keys,
             has_entered: false,
         }
+    }
+
+    /// Carries out a transaction, until `until` or a cancel.
+    pub(crate) fn txn(&self, txn: Txn, until: HostInstant) -> Result<Value, Failure> {
+        let (client, cancel) = (&self.store.client, self.request.cancel());
+        client.cancellable("/v3/kv/txn", &txn.body(), until, cancel)
+    }
+
+    /// Reads the keys of the name, until `until` or a cancel.
+    fn read_queue(&self, until: HostInstant) -> Result<(Vec<KeyValue>, i64), Failure> {
+        let (client, cancel) = (&self.store.client, self.request.cancel());
+        let range = range(&self.keys.all());
+        let reply = client.cancellable("/v3/kv/range", &range, until, cancel)?;
+        Ok((key_values(&reply), revision(&reply)))
     }
 
     /// Asks until the request is granted, waits, or is busy. `queued` is its key as it was last seen, if it has one
@@ -162,7 +179,7 @@ impl<'a> Attempt<'a> {
             }
             _ => (self.first(bound), None),
         };
-        let reply = self.store.client.txn(txn, until)?;
+        let reply = self.txn(txn, until)?;
         match self.read(&reply, TxnReply(&reply), queued, bound, until)? {
             Ok(grant) => Ok(Step::Answer(Answer::Granted(grant))),
             Err(all) => self.place(&all, revision(&reply), bound, until),
@@ -230,7 +247,7 @@ impl<'a> Attempt<'a> {
     /// Looks whether the turn of a request that waits has come, without writing.
     pub(crate) fn look(&mut self, until: HostInstant) -> Result<Option<Answer>, Failure> {
         let bound = self.bind(true, until)?;
-        let (all, revision) = self.store.read(&self.keys.all(), until)?;
+        let (all, revision) = self.read_queue(until)?;
         check_limit(self.request.mode(), &all).map_err(Failure::Refused)?;
         match self.place(&all, revision, &bound, until)? {
             Step::Answer(answer) => Ok(Some(answer)),
@@ -248,10 +265,10 @@ impl<'a> Attempt<'a> {
     ) -> Result<Step, Failure> {
         let mode = self.request.mode();
         let (all, revision) = match (stage, bound.waiting) {
-            (Stage::Queued(_), _) => self.store.read(&self.keys.all(), until)?,
+            (Stage::Queued(_), _) => self.read_queue(until)?,
             (Stage::Enter, Some(lease)) => self.enter(lease, until)?,
             _ => {
-                let reply = self.store.client.txn(self.first(bound), until)?;
+                let reply = self.txn(self.first(bound), until)?;
                 match self.read(&reply, TxnReply(&reply), None, bound, until)? {
                     Ok(grant) => return Ok(Step::Answer(Answer::Granted(grant))),
                     Err(all) => (all, revision(&reply)),
@@ -277,7 +294,7 @@ impl<'a> Attempt<'a> {
             then: self.take(slot, bound),
             otherwise: Vec::new(),
         };
-        let reply = self.store.client.txn(txn, until)?;
+        let reply = self.txn(txn, until)?;
         if !TxnReply(&reply).succeeded() {
             return Ok(Step::Again(seen.map_or(Stage::Enter, Stage::Queued)));
         }

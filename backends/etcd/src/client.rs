@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, HostInstant};
+use lockkeeper_core::{CancelToken, Clock, Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{Failure, LAST_ATTEMPT, Pool, Server};
 use serde_json::Value;
 
@@ -53,6 +53,17 @@ impl Client {
         body: &Value,
         until: HostInstant,
     ) -> Result<Value, Failure> {
+        self.cancellable(path, body, until, None)
+    }
+
+    /// As [`call`](Self::call), but a cancel closes the connection, and ends the call with that.
+    pub(crate) fn cancellable(
+        &self,
+        path: &str,
+        body: &Value,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Value, Failure> {
         let left = || until.saturating_since(self.clock.now());
         let Some(mut slot) = self.pool.checkout(left()) else {
             let advice = ", or hold and acquire fewer locks at the same time";
@@ -68,7 +79,16 @@ impl Client {
         loop {
             let connect = |left| self.connector.connect(left);
             let answer = slot.run(&*self.clock, until, connect, |connection, left| {
-                connection.call(path, body, left.min(self.response_timeout))
+                let registered = cancel.map(|cancel| cancel.on_cancel(connection.closer()));
+                let reply = connection.call(path, body, left.min(self.response_timeout));
+                drop(registered);
+                match cancel.is_some_and(CancelToken::is_cancelled) {
+                    true => Err(Failure::Unanswered(Error::new(
+                        ErrorKind::Unknown,
+                        "the acquisition was cancelled before a reply came",
+                    ))),
+                    false => reply,
+                }
             });
             untried = untried.saturating_sub(1);
             match answer {

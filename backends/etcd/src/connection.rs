@@ -1,7 +1,7 @@
 //! One connection to a member, and how it is opened.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -356,6 +356,12 @@ impl Connection {
     /// Returns the socket.
     pub(crate) fn socket(&self) -> &TcpStream {
         self.http.socket()
+    }
+
+    /// Returns what closes the connection from another thread, also while a reply is waited for.
+    pub(crate) fn closer(&self) -> impl Fn() + Send + Sync + 'static {
+        let socket = Arc::clone(self.http.socket());
+        move || drop(socket.shutdown(Shutdown::Both))
     }
 
     /// Returns whether new connections do not use the login of this one.

@@ -94,7 +94,7 @@ impl Attempt<'_> {
             otherwise: vec![get(&self.keys.all())],
         };
         self.has_entered = true;
-        let reply = self.store.client.txn(enter, until)?;
+        let reply = self.txn(enter, until)?;
         let reply_of = TxnReply(&reply);
         let all = reply_of.keys(1).or_else(|| reply_of.keys(0));
         Ok((
@@ -115,7 +115,7 @@ impl Attempt<'_> {
             then: vec![put(&self.key, &value(self.request, None), lease)],
             otherwise: Vec::new(),
         };
-        let reply = self.store.client.txn(txn, until)?;
+        let reply = self.txn(txn, until)?;
         let modified = match TxnReply(&reply).succeeded() {
             true => revision(&reply),
             // The next attempt reads it anew.

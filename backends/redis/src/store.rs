@@ -170,7 +170,8 @@ impl Store {
     /// Removes a waiter from the queue of a name. If that fails, it is removed when its turn has come. The caller of an
     /// acquisition waits for this.
     pub(crate) fn leave(&self, key: &str, waiter: &str) {
-        let until = self.clock.now() + LAST_ATTEMPT;
+        // Less than the tenth of a second within which a cancel returns.
+        let until = self.clock.now() + LAST_ATTEMPT / 2;
         let _ = self.run(&scripts::LEAVE, key, waiter, until);
     }
 

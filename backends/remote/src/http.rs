@@ -70,7 +70,7 @@ impl Http {
     }
 
     /// Returns the socket.
-    pub fn socket(&self) -> &TcpStream {
+    pub fn socket(&self) -> &Arc<TcpStream> {
         self.reader.get_ref().socket()
     }
 
