@@ -258,7 +258,13 @@ fn cluster_slot_that_moves_is_no_outage(kind: RedisKind) {
     assert!(!names.is_empty());
     cluster.begin_move(slot, owner, next).unwrap();
     thread::scope(|scope| {
-        let waiting = [(); 8].map(|()| scope.spawn(|| keeper.try_lock_for("a", WAIT_LIMIT)));
+        // A guard that its thread returned would keep the others waiting.
+        let lock = || {
+            keeper
+                .try_lock_for("a", WAIT_LIMIT)
+                .map(|guard| guard.is_some())
+        };
+        let waiting = [(); 8].map(|()| scope.spawn(lock));
         let error = keeper.try_lock_for(IN_SLOT_OF_A, HANG).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
         assert!(error.to_string().contains("is being moved"), "{error}");
@@ -268,7 +274,7 @@ fn cluster_slot_that_moves_is_no_outage(kind: RedisKind) {
         assert!(!outage.0.load(Ordering::SeqCst));
         cluster.end_move(slot, owner, next).unwrap();
         for waiting in waiting {
-            drop(waiting.join().unwrap().unwrap().expect("the slot is there"));
+            assert!(waiting.join().unwrap().unwrap(), "the slot is there");
         }
     });
     assert!(!outage.0.load(Ordering::SeqCst));
