@@ -3,6 +3,7 @@
 
 pub(crate) mod common;
 pub(crate) mod contended;
+mod deadline;
 mod late;
 mod opening;
 mod outage;
@@ -155,6 +156,7 @@ pub(crate) fn run<S: FaultServer>(own: impl IntoIterator<Item = Case<S::Kind>>) 
     let shared = [
         common::cases::<S>(),
         late::cases::<S>(),
+        deadline::cases::<S>(),
         outage::cases::<S>(),
     ];
     let cases = shared.into_iter().flatten().chain(own);

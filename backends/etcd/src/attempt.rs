@@ -140,7 +140,7 @@ impl<'a> Attempt<'a> {
         let (leases, now) = (&self.store.leases, self.request.now());
         let current = |ttl, age| {
             let kept = HostInstant::from_nanos(now.as_nanos().saturating_sub(nanos(age)));
-            leases.current(self.store, ttl, kept, until)
+            leases.current(self.store, ttl, kept, until, self.request.cancel())
         };
         let ttl = self.request.ttl();
         let held = current(ttl, fresh(ttl))?;

@@ -132,7 +132,7 @@ impl<'s> Binder<'s> {
                 // The rest of a fixed lease is verified on the lease that it has.
                 let bound = store.leases.ttl_of(it.lease.lease);
                 let ttl = bound.map_or(it.ttl, |bound| bound.max(it.ttl));
-                let lease = store.leases.current(store, ttl, self.asked_at, until);
+                let lease = store.leases.current(store, ttl, self.asked_at, until, None);
                 let lease = self.noted(lease);
                 lease.map(|lease| Part::Renewal(lease, self.asked_at))
             }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lockkeeper_core::HostInstant;
+use lockkeeper_core::{CancelToken, HostInstant};
 use lockkeeper_remote::{Failure, senseless};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -31,15 +31,18 @@ pub(crate) fn seconds(ttl: Duration) -> u64 {
     ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)
 }
 
-/// Grants a lease. Returns it with the ttl in seconds that the cluster gave it, which has a minimum.
+/// Grants a lease, until `until` or a cancel. Returns it with the ttl in seconds that the cluster gave it, which has a minimum.
 pub(crate) fn grant(
     store: &Store,
     seconds: u64,
     until: HostInstant,
+    cancel: Option<&CancelToken>,
 ) -> Result<(Lease, u64), Failure> {
     let kept_at = store.clock.now();
     let body = json!({ "TTL": seconds.to_string() });
-    let reply = store.client.call("/v3/lease/grant", &body, until)?;
+    let reply = store
+        .client
+        .cancellable("/v3/lease/grant", &body, until, cancel)?;
     let field = |name| number(reply.get(name).unwrap_or(&Value::Null));
     let ttl = u64::try_from(field("TTL")).ok().filter(|ttl| *ttl > 0);
     let ttl = ttl.ok_or_else(|| Failure::Refused(senseless()))?;
@@ -55,12 +58,13 @@ impl Leases {
         ttl: Duration,
         fresh: HostInstant,
         until: HostInstant,
+        cancel: Option<&CancelToken>,
     ) -> Result<Lease, Failure> {
         let seconds = seconds(ttl);
         loop {
             let known = self.0.lock().get(&seconds).copied();
             let Some(lease) = known else {
-                let (lease, _) = grant(store, seconds, until)?;
+                let (lease, _) = grant(store, seconds, until, cancel)?;
                 // Another thread may have entered one that was granted earlier.
                 self.add(seconds, lease);
                 continue;
@@ -68,7 +72,7 @@ impl Leases {
             if lease.kept_at >= fresh {
                 return Ok(lease);
             }
-            if let Some(kept) = keep_alive(store, lease, until)? {
+            if let Some(kept) = keep_alive(store, lease, until, cancel)? {
                 self.note(seconds, kept);
                 return Ok(kept);
             }
@@ -92,7 +96,7 @@ impl Leases {
     /// tried again.
     pub(crate) fn refresh(&self, store: &Store, ttl: Duration, fresh: HostInstant) -> bool {
         let until = store.clock.now() + store.client.attempt();
-        self.current(store, ttl, fresh, until).is_ok()
+        self.current(store, ttl, fresh, until, None).is_ok()
     }
 
     fn note(&self, seconds: u64, kept: Lease) {
@@ -119,10 +123,17 @@ impl Leases {
 }
 
 /// Keeps a lease alive. `None` if it has ended.
-fn keep_alive(store: &Store, lease: Lease, until: HostInstant) -> Result<Option<Lease>, Failure> {
+fn keep_alive(
+    store: &Store,
+    lease: Lease,
+    until: HostInstant,
+    cancel: Option<&CancelToken>,
+) -> Result<Option<Lease>, Failure> {
     let kept_at = store.clock.now();
     let body = json!({ "ID": lease.id.to_string() });
-    let reply = store.client.call("/v3/lease/keepalive", &body, until)?;
+    let reply = store
+        .client
+        .cancellable("/v3/lease/keepalive", &body, until, cancel)?;
     let ttl = reply.pointer("/result/TTL").map_or(0, number);
     Ok((ttl > 0).then_some(Lease { kept_at, ..lease }))
 }

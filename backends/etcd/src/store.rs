@@ -87,7 +87,7 @@ impl Store {
             min_ttl: OnceLock::new(),
         });
         let until = store.clock.now() + options.remote.connect_timeout;
-        let granted = grant(&store, 1, until);
+        let granted = grant(&store, 1, until, None);
         // A cluster that is full grants nothing, and an operator may look at what is held, and free it.
         if !Refusal::Full.is_in(&granted) {
             let error = |failure| store.client.connector.wanting_tls(at_opening(failure));

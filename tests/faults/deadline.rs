@@ -1,0 +1,326 @@
+//! Rule 2 of the contract: whatever the server does meanwhile, an acquisition returns by its deadline, does not say that the
+//! name is busy, and leaves nothing behind.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{AcquireOptions, CancelToken, Error, ErrorKind, LockKeeper};
+use lockkeeper_testkit::suite::Case;
+use lockkeeper_testkit::{Fault, Proxy, until};
+
+use super::contended::SetOnDrop;
+use super::{FaultServer, WAIT_LIMIT, assert_closed};
+
+pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
+    vec![
+        ("deadline_while_replies_drip", |kind| {
+            deadlines::<S>(kind, Interruption::Drip);
+        }),
+        ("deadline_while_replies_stop_midway", |kind| {
+            deadlines::<S>(kind, Interruption::SilentMidReply);
+        }),
+        ("deadline_while_replies_are_cut_midway", |kind| {
+            deadlines::<S>(kind, Interruption::CutMidReply);
+        }),
+        ("deadline_while_network_is_dark", |kind| {
+            deadlines::<S>(kind, Interruption::Dark);
+        }),
+        ("deadline_while_server_is_stopped", |kind| {
+            deadlines::<S>(kind, Interruption::Stopped);
+        }),
+    ]
+}
+
+/// How much later than its deadline an acquisition may return.
+const BOUND: Duration = Duration::from_millis(100);
+
+/// How many threads may have to run one after the other before an acquisition returns: the proxy's, a thread of the keeper, and
+/// the caller's. On a busy machine, each may be as late as the timer of [`Lateness`].
+const THREADS: u32 = 3;
+
+/// The time in which a store frees what was not released: the ttl of the leases and a second.
+const FREED: Duration = Duration::from_secs(3);
+
+/// What the server does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Interruption {
+    Drip,
+    SilentMidReply,
+    CutMidReply,
+    Dark,
+    Stopped,
+}
+
+/// How far an acquisition is when the interruption begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    /// Before its first request, with the shortest wait.
+    ShortAttempt,
+    /// Before its first request.
+    Attempt,
+    /// Before the first request for several names.
+    Set,
+    /// The keeper's former lock of the name has been dropped during the interruption.
+    Release,
+    /// Before its first request, and a caller cancels it then.
+    CancelledAttempt,
+    /// It waits in the server.
+    Wait,
+    /// It waits in the server, and a caller cancels it then.
+    CancelledWait,
+    /// After a wait in the server, its next request is under way.
+    Grant,
+    /// After a wait in the server, its request after the next one is under way: a confirmation of what was granted.
+    Confirmation,
+    /// After a wait for the last one of several names, its next request is under way.
+    GrantOfSet,
+}
+
+impl Interruption {
+    fn begin<S: FaultServer>(self, server: &S, proxy: &Proxy) {
+        proxy.set(match self {
+            // A reply takes longer than each wait here, and each byte comes before the time-out of a reply.
+            Self::Drip => Fault::DripReplies(Duration::from_millis(300)),
+            Self::SilentMidReply => Fault::SilentReplyAfter(S::MID_REPLY),
+            Self::CutMidReply => Fault::CutReplyAfter(S::MID_REPLY),
+            Self::Dark => Fault::Dark,
+            Self::Stopped => return server.daemon().stop().unwrap(),
+        });
+    }
+
+    fn end<S: FaultServer>(self, server: &S, proxy: &Proxy) {
+        proxy.set(Fault::Pass);
+        if self == Self::Stopped {
+            server.daemon().cont().unwrap();
+        }
+    }
+}
+
+impl Moment {
+    const ALL: [Self; 10] = [
+        Self::ShortAttempt,
+        Self::Attempt,
+        Self::Set,
+        Self::Release,
+        Self::CancelledAttempt,
+        Self::Wait,
+        Self::CancelledWait,
+        Self::Grant,
+        Self::Confirmation,
+        Self::GrantOfSet,
+    ];
+
+    fn wait(self) -> Duration {
+        match self {
+            Self::ShortAttempt => Duration::from_millis(50),
+            Self::Attempt | Self::Set | Self::Release => Duration::from_millis(500),
+            Self::CancelledAttempt | Self::CancelledWait => WAIT_LIMIT,
+            // It has to be queued in the server before.
+            Self::Wait | Self::Grant | Self::Confirmation | Self::GrantOfSet => {
+                Duration::from_secs(4)
+            }
+        }
+    }
+
+    fn names(self, interruption: Interruption) -> Vec<String> {
+        let name = format!("a{self:?}{interruption:?}").to_lowercase();
+        match self {
+            Self::Set | Self::GrantOfSet => (0..4).map(|it| format!("{name}{it}")).collect(),
+            _ => vec![name],
+        }
+    }
+
+    /// Returns how many requests about the name pass before the one that meets the interruption, if a wait comes before.
+    fn passing(self) -> Option<usize> {
+        match self {
+            Self::Grant | Self::GrantOfSet => Some(0),
+            Self::Confirmation => Some(1),
+            _ => None,
+        }
+    }
+
+    fn is_queued(self) -> bool {
+        self.passing().is_some() || matches!(self, Self::Wait | Self::CancelledWait)
+    }
+
+    fn is_cancelled(self) -> bool {
+        matches!(self, Self::CancelledAttempt | Self::CancelledWait)
+    }
+}
+
+/// Interrupts an acquisition at each moment.
+fn deadlines<S: FaultServer>(kind: S::Kind, interruption: Interruption) {
+    let server = S::start(kind);
+    let rival = server.open("ttl=60s");
+    let lateness = Lateness::default();
+    let over = AtomicBool::new(false);
+    let wrong = thread::scope(|scope| {
+        let _over = SetOnDrop(&over);
+        scope.spawn(|| lateness.measure(&over));
+        let row = |moment| {
+            let row = Row {
+                server: &server,
+                rival: &rival,
+                lateness: &lateness,
+                interruption,
+                moment,
+            };
+            row.run()
+        };
+        // A server can be stopped for one row at a time.
+        if interruption == Interruption::Stopped {
+            return Moment::ALL.into_iter().flat_map(row).collect::<Vec<_>>();
+        }
+        let rows = Moment::ALL.map(|moment| scope.spawn(move || row(moment)));
+        rows.into_iter()
+            .flat_map(|row| row.join().unwrap())
+            .collect()
+    });
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    drop(rival);
+    server.assert_clean();
+}
+
+/// One acquisition.
+struct Row<'a, S> {
+    server: &'a S,
+    rival: &'a LockKeeper,
+    lateness: &'a Lateness,
+    interruption: Interruption,
+    moment: Moment,
+}
+
+impl<S: FaultServer> Row<'_, S> {
+    /// Interrupts the acquisition, and returns what was wrong.
+    fn run(&self) -> Vec<String> {
+        let (moment, server) = (self.moment, self.server);
+        let proxy = Proxy::new(server.addr()).unwrap();
+        let keys = "ttl=2s&response_timeout=1500ms&connect_timeout=1500ms";
+        let keeper = server.open_via(&proxy, keys);
+        let names = moment.names(self.interruption);
+        let last = names.last().unwrap();
+        // What a keeper does for its first request alone is done then.
+        for name in &names {
+            drop(keeper.try_lock_for(name.as_str(), WAIT_LIMIT).unwrap());
+        }
+        until("all is released", || keeper.pending_releases() == 0);
+        let former = (moment == Moment::Release).then(|| keeper.lock(last.as_str()).unwrap());
+        let mut blocker = moment
+            .is_queued()
+            .then(|| self.rival.lock(last.as_str()).unwrap());
+        let cancel = CancelToken::new();
+        let options = AcquireOptions::new().wait(moment.wait()).cancel(&cancel);
+        let began = Instant::now();
+        let (due, returned, answer) = thread::scope(|scope| {
+            if !moment.is_queued() {
+                self.interruption.begin(server, &proxy);
+                drop(former);
+            }
+            let requests = proxy.counts().requests;
+            let acquiring = scope.spawn(|| {
+                let due = Instant::now() + moment.wait();
+                let answer = acquire(&keeper, &names, &options);
+                (due, Instant::now(), answer)
+            });
+            if moment.is_queued() {
+                until("it is queued", || server.queue_length(last) == 1);
+            }
+            if let Some(passing) = moment.passing() {
+                for _ in 0..passing {
+                    proxy.once(S::LOCK_REQUEST, Fault::Pass);
+                }
+                let held = proxy.counts().held;
+                let delay = Fault::DelayRequests(Duration::from_millis(500));
+                proxy.once(S::LOCK_REQUEST, delay);
+                blocker.take().unwrap().release().unwrap();
+                // Some stores do not ask again.
+                until("its request is under way", || {
+                    proxy.counts().held > held || acquiring.is_finished()
+                });
+            }
+            if moment.is_queued() {
+                self.interruption.begin(server, &proxy);
+            }
+            let mut cancelled = None;
+            if moment.is_cancelled() {
+                let under_way = moment.is_queued()
+                    || proxy.wait_for(WAIT_LIMIT, |counts| counts.requests > requests);
+                assert!(under_way, "no request was sent");
+                cancelled = Some(Instant::now());
+                cancel.cancel();
+            }
+            let (due, returned, answer) = acquiring.join().unwrap();
+            (cancelled.unwrap_or(due), returned, answer)
+        });
+        let mut wrong = Vec::new();
+        let what = format!("{moment:?} {:?}", self.interruption);
+        let late = returned.saturating_duration_since(due);
+        let allowed = BOUND + self.lateness.during(began);
+        if late > allowed {
+            wrong.push(format!("{what}: {late:?} late, of {allowed:?}: {answer:?}"));
+        }
+        let is_true = match &answer {
+            // The request that was to meet the interruption may have come before it, or the reply may be short.
+            Ok(true) => moment.passing().is_some(),
+            Ok(false) => false,
+            Err(error) if moment.is_cancelled() => error.kind() == ErrorKind::Cancelled,
+            Err(error) => [ErrorKind::Unavailable, ErrorKind::Unknown].contains(&error.kind()),
+        };
+        if !is_true {
+            wrong.push(format!("{what}: {answer:?}"));
+        }
+        self.interruption.end(server, &proxy);
+        let ended = Instant::now();
+        if let Some(guard) = blocker {
+            guard.release().unwrap();
+        }
+        for name in &names {
+            let guard = self.rival.try_lock_for(name.as_str(), WAIT_LIMIT).unwrap();
+            let (took, allowed) = (ended.elapsed(), FREED + self.lateness.during(ended));
+            if guard.is_none() || took > allowed {
+                wrong.push(format!("{what}: {name} is free after {took:?}: {guard:?}"));
+            }
+        }
+        drop(keeper);
+        assert_closed(&proxy);
+        wrong
+    }
+}
+
+/// Acquires a name, or several together, and releases them. Returns whether they were granted.
+fn acquire(keeper: &LockKeeper, names: &[String], options: &AcquireOptions) -> Result<bool, Error> {
+    match names {
+        [name] => keeper
+            .acquire(name.as_str(), options)
+            .map(|guard| guard.is_some()),
+        _ => keeper
+            .acquire_all(names.iter().map(String::as_str), options)
+            .map(|guards| guards.is_some()),
+    }
+}
+
+/// How late the machine wakes a thread.
+#[derive(Default)]
+struct Lateness(Mutex<Vec<(Instant, Duration)>>);
+
+impl Lateness {
+    fn measure(&self, over: &AtomicBool) {
+        let tick = Duration::from_millis(5);
+        while !over.load(Ordering::Relaxed) {
+            let due = Instant::now() + tick;
+            thread::sleep(tick);
+            let late = due.elapsed();
+            let mut measured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            measured.push((Instant::now(), late));
+        }
+    }
+
+    /// Returns by how much a call may have been late since then because of the machine.
+    fn during(&self, from: Instant) -> Duration {
+        let measured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = measured.iter().rev().take_while(|(at, _)| *at >= from);
+        THREADS * since.map(|(_, late)| *late).max().unwrap_or_default()
+    }
+}
