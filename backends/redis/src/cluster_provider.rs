@@ -17,7 +17,6 @@ use crate::cluster::Cluster;
 use crate::lease::RedisLease;
 use crate::owner::owner;
 use crate::provider::capabilities;
-use crate::store::CLEANUP_TIME;
 use crate::{BACKEND, RedisOptions};
 
 /// How many nodes have batches and threads of their own; further ones share them. The map lists the replicas of a
@@ -115,14 +114,9 @@ impl Backend for RedisClusterProvider {
         self.cluster.acquire(request)
     }
 
-    /// Releases the grant of a cancelled request. A node that has not replied until the end of a wait is not
-    /// asked once more.
     fn abandon(&self, request: &AcquireRequest<'_>) {
-        if request.is_cancelled() {
-            let key = self.cluster.key(request);
-            let until = request.now() + CLEANUP_TIME;
-            let _ = self.cluster.release(&key, &owner(request), until);
-        }
+        let key = self.cluster.key(request);
+        let _ = self.cluster.release(&key, &owner(request), request.end());
     }
 
     fn renew(

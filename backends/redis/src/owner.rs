@@ -15,15 +15,14 @@ pub(crate) fn code(mode: Mode) -> Cow<'static, str> {
     }
 }
 
-/// Returns the mode and the owner of a request.
+/// Returns the mode and the owner of a request. It is the same on every thread that sends the request or takes back what
+/// that was granted.
 pub(crate) fn owner(request: &AcquireRequest<'_>) -> String {
     let host = host_name();
     let owner = request.owner();
-    let thread = std::thread::current();
-    let thread = thread.name().unwrap_or("unnamed");
     let since = owner.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     format!(
-        "{} {:016x}-{} host={host} pid={} thread={thread} since={}",
+        "{} {:016x}-{} host={host} pid={} since={}",
         code(request.mode()),
         owner.nonce,
         owner.request,
@@ -74,14 +73,15 @@ pub(crate) fn holder(lease: &str) -> Holder {
     let read = || {
         let (_, rest) = lease.split_once(" host=")?;
         let (host, rest) = rest.split_once(" pid=")?;
-        let (pid, rest) = rest.split_once(" thread=")?;
-        // A thread's name may contain any text.
-        let (thread, since) = rest.rsplit_once(" since=")?;
+        let (pid, rest) = rest.split_once(' ')?;
+        // Earlier versions wrote the thread's name before it, which may contain any text.
+        let (rest, since) = rest.rsplit_once("since=")?;
+        let thread = rest.trim_end().strip_prefix("thread=");
         let since = since.parse().ok().map(Duration::from_millis);
         Some(Holder {
             host: Some(host.to_owned()),
             pid: pid.parse().ok(),
-            thread: Some(thread.to_owned()),
+            thread: thread.map(str::to_owned),
             since: since.and_then(|since| UNIX_EPOCH.checked_add(since)),
             session: None,
         })
@@ -99,6 +99,9 @@ mod tests {
         assert_eq!(seen.host.as_deref(), Some("web-1"));
         assert_eq!(seen.pid, Some(42));
         assert_eq!(seen.thread.as_deref(), Some("a pid=1 since=2"));
+        assert_eq!(seen.since, Some(UNIX_EPOCH + Duration::from_millis(1500)));
+        let seen = holder("00ff-7 host=web-1 pid=42 since=1500");
+        assert_eq!((seen.pid, seen.thread), (Some(42), None));
         assert_eq!(seen.since, Some(UNIX_EPOCH + Duration::from_millis(1500)));
         assert_eq!(holder("the key of another program"), Holder::default());
     }

@@ -22,7 +22,7 @@ use crate::lease::RedisLease;
 use crate::owner::owner;
 use crate::script::is_no_script;
 use crate::scripts::PROBE;
-use crate::store::{CLEANUP_TIME, Store};
+use crate::store::Store;
 use crate::{BACKEND, RedisOptions};
 
 /// How many operations travel together.
@@ -191,14 +191,9 @@ impl Backend for RedisProvider {
         acquire(&self.store, request)
     }
 
-    /// Releases the grant of a cancelled request. A server that has not replied until the end of a
-    /// wait is not asked once more.
     fn abandon(&self, request: &AcquireRequest<'_>) {
-        if request.is_cancelled() {
-            let key = self.store.key(request.name(), request.mode());
-            let until = request.now() + CLEANUP_TIME;
-            let _ = self.store.release(&key, &owner(request), until);
-        }
+        let key = self.store.key(request.name(), request.mode());
+        let _ = self.store.release(&key, &owner(request), request.end());
     }
 
     fn renew(

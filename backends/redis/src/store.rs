@@ -22,8 +22,6 @@ use crate::server_clock::ServerClock;
 
 /// The server checks only this often whether the time of a WAIT is over.
 const TICK: Duration = Duration::from_millis(100);
-/// The longest time for a clean-up. No caller waits for its result.
-pub(crate) const CLEANUP_TIME: Duration = Duration::from_millis(250);
 
 /// What the stores of a cluster share, and what tells them apart.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! Lost messages whose outcome only Redis can tell.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, Released};
@@ -27,6 +27,14 @@ pub(super) const CASES: &[Case] = &[
         grant_with_lost_reply_is_found,
     ),
     ("cancelled_grant_is_released", cancelled_grant_is_released),
+    (
+        "cancelled_wait_ends_without_a_reply",
+        cancelled_wait_ends_without_a_reply,
+    ),
+    (
+        "grant_of_a_wait_that_ended_is_released",
+        grant_of_a_wait_that_ended_is_released,
+    ),
     (
         "dead_waiter_beside_pattern_subscriber",
         dead_waiter_beside_pattern_subscriber,
@@ -161,6 +169,49 @@ fn cancelled_grant_is_released(kind: RedisKind) {
         let error = acquiring.join().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
     });
+    until("no key is left", || keys_left(&server).is_empty());
+    drop(keeper);
+    server.assert_clean();
+}
+
+/// A reply may take longer than the limits of this test.
+fn cancelled_wait_ends_without_a_reply(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let holder = open(&server.url(), "ttl=10m");
+    let held = holder.lock("a").unwrap();
+    let keeper = open(&server.url_via(proxy.addr()), "response_timeout=5m");
+    let cancel = CancelToken::new();
+    let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
+    thread::scope(|scope| {
+        let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
+        until("it waits", || server.queue_length("a") == 1);
+        proxy.set(Fault::DropRequests);
+        // The next attempt of the waiter, or what its listener asks.
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_requests >= 1));
+        let began = Instant::now();
+        cancel.cancel();
+        let error = acquiring.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+        assert!(began.elapsed() < WAIT_LIMIT);
+    });
+    proxy.set(Fault::Pass);
+    drop((held, holder, keeper));
+}
+
+/// The request was carried out, and the reply comes after the wait.
+fn grant_of_a_wait_that_ended_is_released(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    // The lease would outlast the limits of this test.
+    let keys = "ttl=120s&response_timeout=3s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    keeper.lock("a").unwrap().release().unwrap();
+    proxy.set(Fault::DropReplies);
+    let error = keeper.try_lock_for("a", Duration::from_millis(300));
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Unknown);
+    assert!(proxy.counts().dropped_replies > 0);
+    proxy.set(Fault::Pass);
     until("no key is left", || keys_left(&server).is_empty());
     drop(keeper);
     server.assert_clean();
