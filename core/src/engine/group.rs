@@ -165,7 +165,7 @@ impl Engine {
             Waited::NotSent(_) => Err(not_sent()),
             Waited::Sent => match entry.leave(request.ttl) {
                 Some((answer, _)) => answer,
-                None if request.is_cancelled() => Ok(None),
+                // Its reply may be lost: then what it was granted has to be freed, also after a cancel.
                 None => Err(unanswered()),
             },
         }
