@@ -206,12 +206,12 @@ fn each_mistake_has_its_own_kind_and_reaches_no_store() {
         (
             "memory:?require=cross_host",
             ErrorKind::Unsupported,
-            "choose another store",
+            "use another store",
         ),
         (
             "memory:?require=cross_process",
             ErrorKind::Unsupported,
-            "choose another store",
+            "use another store",
         ),
         (
             "far:?fallback=memory:%3Fttl%3D5s",

@@ -121,17 +121,15 @@ fn reasons_that_come_close_together_cost_one_round() {
         for _ in 0..100 {
             store.verify();
         }
-        store.clock.advance(49 * MILLISECOND);
-        give_time();
-        assert_eq!(store.count("a", "renew"), round - 1);
         // If the thread that renewed has not ended by now, the round seems to have taken longer.
         eventually("another round begins", || {
             store.clock.advance(MILLISECOND);
             give_time();
-            store.count("a", "renew") == round
+            store.count("a", "renew") >= round
         });
     }
     let took = store.clock.now().saturating_since(began);
+    assert!(took >= 11 * 50 * MILLISECOND, "rounds are too close: {took:?}");
     assert!(took < 5 * SECOND, "the rounds slow down: {took:?}");
     // After a pause there is no delay.
     store.clock.advance(SECOND);

@@ -1,5 +1,6 @@
 //! Names, epochs, leases and late commits.
 
+use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{
@@ -88,9 +89,9 @@ fn expired_lease_is_neither_renewed_nor_released() {
     assert_eq!(locks(&store.raw()), 0);
 }
 
-/// Loses the reply to the first attempt of each request, and cancels it.
+/// Loses the reply to the first attempt of each request, and cancels the token that it was given.
 #[derive(Debug)]
-struct LosesReplies(SqliteProvider);
+struct LosesReplies(SqliteProvider, Mutex<Option<CancelToken>>);
 
 impl StoreInfo for LosesReplies {
     fn backend(&self) -> &'static str {
@@ -114,7 +115,7 @@ impl Backend for LosesReplies {
         if request.is_retry() {
             return Ok(grant);
         }
-        if let Some(cancel) = request.cancel() {
+        if let Some(cancel) = self.1.lock().unwrap().take() {
             cancel.cancel();
         }
         Err(Error::new(ErrorKind::Unknown, "the reply is lost"))
@@ -143,8 +144,8 @@ fn grant_with_a_lost_reply_is_recovered_or_abandoned() {
     for mode in [Mode::Exclusive, Mode::Shared, Mode::Permit { limit: 2 }] {
         let store = TempStore::new();
         let raw = store.raw();
-        let provider = LosesReplies(store.provider());
-        let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
+        let provider = Arc::new(LosesReplies(store.provider(), Mutex::default()));
+        let keeper = LockKeeper::builder(provider.clone()).build().unwrap();
         let options = AcquireOptions::new().mode(mode);
         let beside = match mode {
             Mode::Exclusive => None,
@@ -155,7 +156,9 @@ fn grant_with_a_lost_reply_is_recovered_or_abandoned() {
         assert_eq!(locks(&raw), others + 1, "{mode:?}");
         assert_eq!(recovered.release().unwrap(), Released::Done);
 
-        let cancelled = options.cancel(&CancelToken::new());
+        let cancel = CancelToken::new();
+        let cancelled = options.cancel(&cancel);
+        *provider.1.lock().unwrap() = Some(cancel);
         let error = keeper.acquire("seat", &cancelled).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         until("the grant is abandoned", || locks(&raw) == others);
