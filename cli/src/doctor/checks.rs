@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::admin::Finding;
 use lockkeeper::clock::{Clock, SystemClock};
-use lockkeeper::{AcquireOptions, Capability, Error, LeasePolicy, LockGuard, LockKeeper, Released};
+use lockkeeper::{
+    AcquireOptions, Capability, Error, LeasePolicy, LockGuard, LockKeeper, Outage, Released,
+};
 
 use crate::failure::Failure;
 
@@ -18,6 +20,13 @@ const LATE: Duration = Duration::from_secs(1);
 const ROUND_TRIPS: u32 = 20;
 /// Acquiring and releasing a lock within this time needs no warning.
 const SLOW: Duration = Duration::from_millis(50);
+
+/// Returns the options of each acquisition. What makes the store unavailable is a finding, and not something to wait for.
+fn step_options() -> AcquireOptions {
+    AcquireOptions::new()
+        .wait(STEP_TIMEOUT)
+        .outage(Outage::Fail)
+}
 
 /// Runs all checks; a check that fails is a finding, too. `open` opens the store once more.
 pub(super) fn all(
@@ -95,7 +104,7 @@ struct Pair<'a> {
 impl Pair<'_> {
     /// Acquires the lock within the time of a step; the config may wait for ever.
     fn lock(&self, keeper: &LockKeeper) -> Result<LockGuard, Box<dyn std::error::Error>> {
-        let options = AcquireOptions::new().wait(STEP_TIMEOUT);
+        let options = step_options();
         let guard = keeper.acquire(&self.name, &options)?;
         guard.ok_or_else(|| "the name is busy: another program holds it".into())
     }
@@ -178,7 +187,7 @@ fn hand_over(pair: &Pair<'_>, topic: &'static str) -> Checked {
     let started = Barrier::new(2);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let options = AcquireOptions::new().wait(STEP_TIMEOUT);
+            let options = step_options();
             started.wait();
             let guard = pair.other.acquire(&pair.name, &options)?;
             Ok::<_, Error>((guard.is_some(), Instant::now()))
@@ -212,7 +221,7 @@ fn hand_over(pair: &Pair<'_>, topic: &'static str) -> Checked {
 fn expire(pair: &Pair<'_>, topic: &'static str) -> Checked {
     let least = pair.keeper.capabilities().min_ttl();
     let ttl = least.max(Duration::from_millis(500));
-    let options = AcquireOptions::new().wait(STEP_TIMEOUT);
+    let options = step_options();
     let fixed = options.clone().lease(LeasePolicy::Fixed { ttl });
     let began = Instant::now();
     let Some(guard) = pair.keeper.acquire(&pair.name, &fixed)? else {
