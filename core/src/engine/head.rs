@@ -141,8 +141,6 @@ impl Engine {
                 LeaseReply::Answered(lease, Ok(true)) => grant.lease = lease,
                 LeaseReply::Answered(_, Ok(false)) => return Ok(None),
                 LeaseReply::Answered(lease, Err(error)) => {
-                    // The release may arrive late: it must not meet what a repeated request is granted.
-                    request.owner.set(None);
                     return Err(self.give_up(request, lease, error));
                 }
                 LeaseReply::UnderWay(entry) => {

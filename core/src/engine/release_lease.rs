@@ -149,6 +149,8 @@ impl Engine {
         lease: ErasedLease,
         reason: Error,
     ) -> Error {
+        // The release may arrive late: it must not meet what a repeated request is granted.
+        request.owner.set(None);
         let now = request.now();
         let limit = match request.is_cancelled() {
             true => DROP_LIMIT,

@@ -48,8 +48,12 @@ pub(crate) enum Grants {
         span: Duration,
         then_works: bool,
     },
+    /// Busy, and then the waiter is granted the lock this long behind its start.
+    GrantedWait(Duration),
     /// No answer until the test changes this, and none to a cancelled request.
     Silent,
+    /// The same for this name alone.
+    SilentFor(&'static str),
 }
 
 impl Grants {

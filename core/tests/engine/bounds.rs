@@ -125,6 +125,20 @@ fn request_behind_a_silent_confirmation_has_another_owner() {
     });
 }
 
+/// The lease of a grant that comes too late is released by another thread, and that must not end the next grant.
+#[test]
+fn request_behind_a_late_grant_has_another_owner() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    store.grants(Grants::GrantedWait(3 * SECOND));
+    drop(keeper.try_lock_for("a", 2 * SECOND));
+    store.set(|state| {
+        assert_eq!(state.owners.len(), 2);
+        assert_ne!(state.owners[0], state.owners[1]);
+    });
+    store.wait_for("a", "release", 1);
+}
+
 #[test]
 fn silent_release_of_an_unconfirmed_grant_ends_with_the_wait() {
     let store = ScriptedStore::new();

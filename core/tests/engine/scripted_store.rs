@@ -241,7 +241,10 @@ impl Backend for ScriptedStore {
         let mut state = self.record(&name, "acquire");
         state.ends.push(request.end());
         state.owners.push(request.owner());
-        while state.grants == Grants::Silent {
+        let is_silent = |grants| {
+            grants == Grants::Silent || matches!(grants, Grants::SilentFor(it) if it == name)
+        };
+        while is_silent(state.grants) {
             state = self.wait(state);
             if request.is_cancelled() {
                 return Ok(None);
@@ -251,7 +254,11 @@ impl Backend for ScriptedStore {
             return Err(unavailable());
         }
         match state.grants {
-            Grants::Work | Grants::Silent | Grants::BatchExhausted | Grants::ReplyLost { .. } => {}
+            Grants::Work
+            | Grants::Silent
+            | Grants::SilentFor(_)
+            | Grants::BatchExhausted
+            | Grants::ReplyLost { .. } => {}
             Grants::NoReply => return Err(no_reply()),
             Grants::Queued => {
                 drop(state);
@@ -278,6 +285,13 @@ impl Backend for ScriptedStore {
                 return Err(unavailable());
             }
             Grants::Panic => panic!("as the test wants"),
+            Grants::GrantedWait(span) => {
+                state.grants = Grants::Work;
+                drop(state);
+                request.contended();
+                self.clock.advance(span);
+                state = self.state();
+            }
             Grants::Late(span) => {
                 state.grants = Grants::Work;
                 self.clock.advance(span);
