@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::clock::HostInstant;
 use crate::engine::Shared;
 use crate::engine::hold::acquired::Acquired;
 use crate::engine::lock_all::AcquiredSet;
@@ -220,7 +221,8 @@ impl LockGuards {
 impl Drop for LockGuards {
     fn drop(&mut self) {
         let acquired = self.take_acquired();
-        self.engine.release_all_dropped(&acquired);
+        self.engine
+            .release_all_dropped(&acquired, HostInstant::NEVER);
     }
 }
 

@@ -27,20 +27,23 @@ use super::waiter::Given;
 struct Taken<'a> {
     engine: &'a Arc<Engine>,
     acquired: Vec<Acquired>,
+    /// When the acquisition stops to wait for releases.
+    end: HostInstant,
 }
 
 impl<'a> Taken<'a> {
-    fn none(engine: &'a Arc<Engine>) -> Self {
+    fn none(engine: &'a Arc<Engine>, end: HostInstant) -> Self {
         Self {
             engine,
             acquired: Vec::new(),
+            end,
         }
     }
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.engine.release_all_dropped(&self.acquired);
+        self.engine.release_all_dropped(&self.acquired, self.end);
     }
 }
 
@@ -70,7 +73,7 @@ impl Engine {
             .map_err(|error| self.located_all(names, error))?;
         let began = self.clock.now();
         let deadline = self.deadline(options, began);
-        let mut taken = Taken::none(self);
+        let mut taken = Taken::none(self, self.end_of(deadline, began));
         loop {
             let rest = names.get(taken.acquired.len()..).unwrap_or_default();
             // In an outage one acquisition asks for all.
@@ -119,8 +122,9 @@ impl Engine {
         let own = own.map(|own| own.with_parent(&closing.token));
         let token = own.as_ref().unwrap_or(&closing.child);
         let began = self.clock.now();
-        let steps = self.begin(names, terms, deadline, token);
-        let (mut taken, mut unwanted) = (Taken::none(self), Taken::none(self));
+        let end = self.end_of(deadline, began);
+        let steps = self.begin(names, terms, (deadline, end), token);
+        let [mut taken, mut unwanted] = [(); 2].map(|()| Taken::none(self, end));
         let mut refusal = None;
         for step in steps {
             let mut answer = match step {
@@ -194,10 +198,9 @@ impl Engine {
         self: &'a Arc<Self>,
         names: &'a [LockName],
         terms: LeaseTerms,
-        deadline: Option<HostInstant>,
+        (deadline, end): (Option<HostInstant>, HostInstant),
         token: &'a CancelToken,
     ) -> Vec<Step<'a>> {
-        let now = self.clock.now();
         let mut steps = Vec::new();
         for name in names {
             let key = Key::new(name, terms.mode);
@@ -210,7 +213,7 @@ impl Engine {
                         mode: terms.mode,
                         cancel: Some(token),
                         deadline,
-                        end: self.end_of(deadline, now),
+                        end,
                         ..AcquireRequest::attempt(name, terms.policy.ttl(), &*self.clock)
                     };
                     let part = self.part_of(&request);

@@ -50,12 +50,19 @@ impl Engine {
     /// the guard is lost, if a renewal has the lease, or while the store does not answer: then the
     /// keeper's own threads release the lease.
     pub(crate) fn release_dropped(self: &Arc<Self>, acquired: &Acquired) {
+        self.release_dropped_until(acquired, HostInstant::NEVER);
+    }
+
+    /// Ends a guard as [`release_dropped`](Self::release_dropped) does, and waits for the store until `end` at most.
+    #[inline(always)] // See the module.
+    pub(super) fn release_dropped_until(self: &Arc<Self>, acquired: &Acquired, end: HostInstant) {
         let now = self.clock.now();
         let Some((ending, mut ended)) = self.end_dropped_guard(acquired, now) else {
             return;
         };
-        let lease = self.take_to_drop(acquired, ending, &mut ended);
-        let attempt = lease.map(|lease| self.attempt_release(lease, (now, now + DROP_LIMIT), None));
+        let until = end.min(now + DROP_LIMIT);
+        let lease = self.take_to_drop(acquired, ending, &mut ended, now < until);
+        let attempt = lease.map(|lease| self.attempt_release(lease, (now, until), None));
         self.finish_drop(acquired, ending, ended, attempt);
     }
 
@@ -74,16 +81,17 @@ impl Engine {
         Some((ending, ended))
     }
 
-    /// Takes the lease of a guard that is dropped if its own thread is to ask the store.
+    /// Takes the lease of a guard that is dropped if its own thread is to ask the store, and has time for that.
     #[inline(always)]
     pub(super) fn take_to_drop(
         &self,
         acquired: &Acquired,
         ending: Ending,
         ended: &mut Ended,
+        has_time: bool,
     ) -> Option<ErasedLease> {
         let gate = &self.parts.get(acquired.hold.part).outage;
-        match ending.in_time && !gate.is_silent() {
+        match ending.in_time && has_time && !gate.is_silent() {
             true => ended.lease.take(),
             false => None,
         }

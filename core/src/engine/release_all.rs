@@ -73,22 +73,24 @@ impl Engine {
         guards.map(conclude).collect()
     }
 
-    /// Ends guards of one acquisition that are dropped. All together wait for the store as long as one would:
-    /// see [`release_dropped`](Self::release_dropped).
-    pub(crate) fn release_all_dropped(self: &Arc<Self>, all: &[Acquired]) {
+    /// Ends guards of one acquisition that are dropped. All together wait for the store as long as one would, and
+    /// until `end` at most: see [`release_dropped`](Self::release_dropped).
+    pub(crate) fn release_all_dropped(self: &Arc<Self>, all: &[Acquired], end: HostInstant) {
         if !self.may_travel(all) {
-            return all.iter().rev().for_each(|it| self.release_dropped(it));
+            let all = all.iter().rev();
+            return all.for_each(|it| self.release_dropped_until(it, end));
         }
         let now = self.clock.now();
-        let end = |acquired| {
+        let until = end.min(now + DROP_LIMIT);
+        let end_guard = |acquired| {
             Some(EndedGuard::new(
                 acquired,
                 self.end_dropped_guard(acquired, now)?,
             ))
         };
-        let mut guards: Vec<_> = all.iter().rev().filter_map(end).collect();
-        self.attempt_releases(&mut guards, (now, now + DROP_LIMIT), |guard| {
-            self.take_to_drop(guard.acquired, guard.ending, &mut guard.ended)
+        let mut guards: Vec<_> = all.iter().rev().filter_map(end_guard).collect();
+        self.attempt_releases(&mut guards, (now, until), |guard| {
+            self.take_to_drop(guard.acquired, guard.ending, &mut guard.ended, now < until)
         });
         for guard in guards {
             self.finish_drop(guard.acquired, guard.ending, guard.ended, guard.attempt);

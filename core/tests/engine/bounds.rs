@@ -139,6 +139,26 @@ fn request_behind_a_late_grant_has_another_owner() {
     store.wait_for("a", "release", 1);
 }
 
+/// A request that has used up its time leaves the releases of the other names to the keeper.
+#[test]
+fn set_that_ends_without_a_reply_waits_for_no_release() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    store.grants(Grants::SilentFor("far b"));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.try_lock_all_for(["a", "far b"], SECOND / 5));
+        store.wait_for("a", "acquire", 1);
+        store.wait_for("far b", "acquire", 1);
+        store.clock.advance(SECOND / 5 + GRACE);
+        let error = waiting.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        store.wait_for("a", "release", 1);
+        assert_eq!(store.releases_by_keepers("a"), [true]);
+        store.grants(Grants::Work);
+    });
+    store.wait_for("far b", "release", 1);
+}
+
 #[test]
 fn silent_release_of_an_unconfirmed_grant_ends_with_the_wait() {
     let store = ScriptedStore::new();
