@@ -127,6 +127,12 @@ fn reasons_that_come_close_together_cost_one_round() {
             give_time();
             store.count("a", "renew") >= round
         });
+        let rounds = u32::try_from(store.count("a", "renew")).unwrap();
+        let took = store.clock.now().saturating_since(began);
+        assert!(
+            took >= 50 * MILLISECOND * (rounds - 1),
+            "{rounds}: {took:?}"
+        );
     }
     let took = store.clock.now().saturating_since(began);
     assert!(took >= 11 * 50 * MILLISECOND, "rounds are too close: {took:?}");
