@@ -128,6 +128,10 @@ impl Engine {
             Queue::new(Box::new(hand_over))
         };
         let capabilities = provider.capabilities();
+        let most_of_kind = match capabilities.parts() {
+            1 => MOST_OF_KIND,
+            _ => MOST_OF_KIND_OF_SEVERAL,
+        };
         let engine = Arc::new(Self {
             capabilities,
             location: provider.location(),
@@ -138,15 +142,9 @@ impl Engine {
             notifier,
             queue,
             parts: Parts::new(capabilities.parts()),
-            workers: Workers::new(
-                "lockkeeper-work",
-                match capabilities.parts() {
-                    1 => MOST_OF_KIND,
-                    _ => MOST_OF_KIND_OF_SEVERAL,
-                },
-            ),
+            workers: Workers::new("lockkeeper-work", most_of_kind),
             background: Arc::new(BackgroundUse::new()),
-            background_releases: BackgroundReleases::new(),
+            background_releases: BackgroundReleases::new(most_of_kind),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
             closing: Closing::new(),

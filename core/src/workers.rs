@@ -12,68 +12,108 @@ const MAX_WORKERS: usize = 12;
 /// The time after which untaken jobs bring in more threads.
 pub(crate) const MAX_QUEUED: Duration = Duration::from_millis(5);
 
-/// The queue of jobs and its threads: one, and further ones only while jobs hang. Each job has a kind `K`. Jobs of one
-/// kind use only some of the threads, so that a kind whose jobs hang does not delay the others.
-pub(crate) struct Workers<K, J> {
-    thread_name: &'static str,
+/// Jobs that wait for a thread. Each job has a kind `K`. Jobs of one kind use only some of the threads, so that a kind
+/// whose jobs hang does not delay the others. The kinds take turns.
+pub(crate) struct JobQueue<K, J> {
     /// The most threads for the jobs of one kind, and so the most of them that may hang without delaying the others.
     most_of_kind: usize,
+    kinds: Vec<JobsOfKind<K, J>>,
+}
+
+struct JobsOfKind<K, J> {
+    kind: K,
+    jobs: VecDeque<J>,
+    /// How many are under way.
+    running: usize,
+}
+
+impl<K: Copy + Eq, J> JobQueue<K, J> {
+    pub(crate) fn new(most_of_kind: usize) -> Self {
+        Self {
+            most_of_kind,
+            kinds: Vec::new(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, kind: K, job: J) {
+        match self.kinds.iter_mut().find(|it| it.kind == kind) {
+            Some(it) => it.jobs.push_back(job),
+            None => self.kinds.push(JobsOfKind {
+                kind,
+                jobs: VecDeque::from([job]),
+                running: 0,
+            }),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.kinds.iter().all(|it| it.jobs.is_empty())
+    }
+
+    fn running(&self) -> usize {
+        self.kinds.iter().map(|it| it.running).sum()
+    }
+
+    /// Returns how many jobs could be under way, with enough threads.
+    pub(crate) fn runnable(&self) -> usize {
+        let of_kind = |it: &JobsOfKind<K, J>| (it.running + it.jobs.len()).min(self.most_of_kind);
+        self.kinds
+            .iter()
+            .map(of_kind)
+            .sum::<usize>()
+            .min(MAX_WORKERS)
+    }
+
+    /// Takes a job: call [`end`](Self::end) after it.
+    pub(crate) fn take(&mut self) -> Option<(K, J)> {
+        let is_ready =
+            |it: &JobsOfKind<K, J>| !it.jobs.is_empty() && it.running < self.most_of_kind;
+        let at = self.kinds.iter().position(is_ready)?;
+        let mut taken = self.kinds.remove(at);
+        taken.running += 1;
+        let job = taken.jobs.pop_front()?;
+        let kind = taken.kind;
+        self.kinds.push(taken);
+        Some((kind, job))
+    }
+
+    pub(crate) fn end(&mut self, kind: K) {
+        self.kinds.retain_mut(|it| {
+            it.running -= usize::from(it.kind == kind);
+            it.running > 0 || !it.jobs.is_empty()
+        });
+    }
+
+    /// Takes all jobs that no thread has taken.
+    pub(crate) fn clear(&mut self) -> Vec<J> {
+        let jobs = self.kinds.iter_mut().map(|it| std::mem::take(&mut it.jobs));
+        jobs.flatten().collect()
+    }
+}
+
+/// A queue of jobs and its threads: one, and further ones only while jobs hang.
+pub(crate) struct Workers<K, J> {
+    thread_name: &'static str,
     state: Mutex<State<K, J>>,
     work: Condvar,
 }
 
 struct State<K, J> {
     stopped: bool,
-    jobs: VecDeque<(K, J)>,
-    /// The kind of each job that is under way.
-    running: Vec<K>,
+    queue: JobQueue<K, J>,
     idle: usize,
     threads: usize,
     /// When a job was last taken, a thread started, or a job came into the empty queue.
     progress: Instant,
 }
 
-impl<K: Copy + Eq, J> State<K, J> {
-    /// Returns how many further jobs could be under way, with enough threads.
-    fn ready(&self, most_of_kind: usize) -> usize {
-        let mut running = self.running.clone();
-        for (kind, _) in &self.jobs {
-            if running.len() < MAX_WORKERS && count(&running, *kind) < most_of_kind {
-                running.push(*kind);
-            }
-        }
-        running.len() - self.running.len()
-    }
-
-    /// Takes the first job that may be taken.
-    fn take(&mut self, most_of_kind: usize) -> Option<(K, J)> {
-        let is_ready = |(kind, _): &(K, J)| count(&self.running, *kind) < most_of_kind;
-        let at = self.jobs.iter().position(is_ready)?;
-        let (kind, job) = self.jobs.remove(at)?;
-        self.running.push(kind);
-        Some((kind, job))
-    }
-
-    fn end(&mut self, kind: K) {
-        if let Some(at) = self.running.iter().position(|other| *other == kind) {
-            self.running.swap_remove(at);
-        }
-    }
-}
-
-fn count<K: Copy + Eq>(running: &[K], kind: K) -> usize {
-    running.iter().filter(|other| **other == kind).count()
-}
-
 impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
     pub(crate) fn new(thread_name: &'static str, most_of_kind: usize) -> Arc<Self> {
         Arc::new(Self {
             thread_name,
-            most_of_kind,
             state: Mutex::new(State {
                 stopped: false,
-                jobs: VecDeque::new(),
-                running: Vec::new(),
+                queue: JobQueue::new(most_of_kind),
                 idle: 0,
                 threads: 0,
                 progress: Instant::now(),
@@ -91,14 +131,17 @@ impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
         run: &(impl Fn(J) -> bool + Clone + Send + 'static),
     ) -> bool {
         let mut state = lock(&self.state);
-        if state.jobs.is_empty() {
+        if state.queue.is_empty() {
             state.progress = Instant::now();
         }
-        state.jobs.extend(jobs);
-        if state.jobs.is_empty() {
+        for (kind, job) in jobs {
+            state.queue.push(kind, job);
+        }
+        if state.queue.is_empty() {
             return false;
         }
-        let ready = state.ready(self.most_of_kind);
+        let running = state.queue.running();
+        let ready = state.queue.runnable() - running;
         // One for each job, since any of them may hang. A thread that finds no job sleeps again.
         for _ in 0..ready.min(state.idle) {
             self.work.notify_one();
@@ -108,7 +151,7 @@ impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
             0 => ready.min(1),
             threads if is_stuck => {
                 // On a busy machine, the threads of the last call may not have begun.
-                let starting = threads.saturating_sub(state.running.len());
+                let starting = threads.saturating_sub(running);
                 ready.saturating_sub(starting).min(MAX_WORKERS - threads)
             }
             _ => 0,
@@ -127,7 +170,7 @@ impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
     fn work(&self, run: impl Fn(J) -> bool) {
         let mut state = lock(&self.state);
         while !state.stopped {
-            let Some((kind, job)) = state.take(self.most_of_kind) else {
+            let Some((kind, job)) = state.queue.take() else {
                 state.idle += 1;
                 state = wait(&self.work, state, None);
                 state.idle -= 1;
@@ -139,7 +182,7 @@ impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
                 return;
             }
             state = lock(&self.state);
-            state.end(kind);
+            state.queue.end(kind);
         }
     }
 

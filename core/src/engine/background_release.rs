@@ -3,7 +3,6 @@
 //!
 //! They are not the threads that renew, so that no renewal waits behind a release that hangs.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::provider::{ErasedLease, Released};
 use crate::sync::{lock, run_caught, wait};
 use crate::timer::spawn;
+use crate::workers::JobQueue;
 
 use super::Engine;
 use super::backoff::Limits;
@@ -27,8 +27,6 @@ use super::release::{DROP_LIMIT, Ending};
 use super::release_lease::{RELEASE_LIMIT, ReleaseAttempt};
 use super::retry::Retry;
 
-/// The most threads that release leases: so many releases may hang without delaying the others.
-const MAX_THREADS: usize = 4;
 /// The most leases that are being released. Each costs some hundred bytes.
 const MAX_PENDING: usize = 1 << 16;
 
@@ -43,8 +41,18 @@ pub(crate) struct DroppedGuard {
 /// What a thread of the keeper gives back to the store.
 enum Pending {
     Lease(PendingRelease),
-    /// What an attempt without a reply may have been granted. No thread of this process requests its name meanwhile.
-    Attempt(Attempt),
+    /// What an attempt of a part without a reply may have been granted. No thread of this process requests its name
+    /// meanwhile.
+    Attempt(usize, Attempt),
+}
+
+impl Pending {
+    fn part(&self) -> usize {
+        match self {
+            Self::Lease(release) => release.lease.part,
+            Self::Attempt(part, _) => *part,
+        }
+    }
 }
 
 /// A lease that a thread of the keeper releases.
@@ -74,18 +82,22 @@ pub(crate) struct BackgroundReleases {
     ended: CancelToken,
 }
 
-#[derive(Default)]
 struct State {
-    queue: VecDeque<Pending>,
+    /// By part of the store: a part that hangs delays no other.
+    queue: JobQueue<usize, Pending>,
     threads: usize,
     /// The number of releases that are queued, under way, or wait for a renewal to return.
     pending: usize,
 }
 
 impl BackgroundReleases {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(most_of_part: usize) -> Self {
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                queue: JobQueue::new(most_of_part),
+                threads: 0,
+                pending: 0,
+            }),
             all_done: Condvar::new(),
             ended: CancelToken::new(),
         }
@@ -129,10 +141,11 @@ impl BackgroundReleases {
         }
     }
 
-    /// Returns the next release. `None` ends the calling thread.
-    fn next(&self) -> Option<Pending> {
+    /// Returns the next release, after that of the part `done`. `None` ends the calling thread.
+    fn next(&self, done: Option<usize>) -> Option<(usize, Pending)> {
         let mut state = lock(&self.state);
-        let next = state.queue.pop_front();
+        done.into_iter().for_each(|part| state.queue.end(part));
+        let next = state.queue.take();
         state.threads -= usize::from(next.is_none());
         next
     }
@@ -185,7 +198,7 @@ impl Engine {
     /// Frees what the head's attempt may have been granted. Then the next thread may request the name.
     pub(super) fn abandon_later(
         self: &Arc<Self>,
-        key: Key<'_>,
+        (key, part): (Key<'_>, usize),
         store_error: Option<Error>,
         attempt: Attempt,
     ) {
@@ -193,13 +206,13 @@ impl Engine {
             return self.queue.pass(key, store_error);
         }
         self.queue.keep(key, store_error);
-        self.start_release(Pending::Attempt(attempt));
+        self.start_release(Pending::Attempt(part, attempt));
     }
 
     fn start_release(self: &Arc<Self>, release: Pending) {
         let mut state = lock(&self.background_releases.state);
-        state.queue.push_back(release);
-        if state.threads >= MAX_THREADS {
+        state.queue.push(release.part(), release);
+        if state.threads >= state.queue.runnable() {
             return;
         }
         state.threads += 1;
@@ -216,12 +229,12 @@ impl Engine {
         if state.threads > 0 {
             return;
         }
-        let unserved = std::mem::take(&mut state.queue);
+        let unserved = state.queue.clear();
         drop(state);
         for pending in unserved {
             match pending {
                 Pending::Lease(release) => self.end_release(release.guard, Err(error.clone())),
-                Pending::Attempt(attempt) => self.end_abandoned(&attempt),
+                Pending::Attempt(_, attempt) => self.end_abandoned(&attempt),
             }
         }
     }
@@ -245,10 +258,12 @@ impl Engine {
 
     /// Finishes releases until none is left.
     fn finish_releases(self: &Arc<Self>) {
-        while let Some(pending) = self.background_releases.next() {
+        let mut done = None;
+        while let Some((part, pending)) = self.background_releases.next(done) {
+            done = Some(part);
             let release = match pending {
                 Pending::Lease(release) => release,
-                Pending::Attempt(attempt) => {
+                Pending::Attempt(_, attempt) => {
                     run_caught(|| self.provider.abandon(&attempt.request(&*self.clock)));
                     self.end_abandoned(&attempt);
                     continue;

@@ -263,7 +263,10 @@ impl Drop for HeadPermit<'_> {
     fn drop(&mut self) {
         let store_error = self.store_error.take();
         match self.abandoned.take() {
-            Some(attempt) => self.engine.abandon_later(self.key, store_error, attempt),
+            Some(attempt) => {
+                let of = (self.key, self.part);
+                self.engine.abandon_later(of, store_error, attempt);
+            }
             None => self.engine.queue.pass(self.key, store_error),
         }
     }

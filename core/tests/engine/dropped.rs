@@ -101,6 +101,24 @@ fn release_that_fails_is_finished_before_the_name_is_requested_again() {
 }
 
 #[test]
+fn releases_of_one_part_that_hang_do_not_hold_up_the_names_of_another() {
+    let store = ScriptedStore::with_parts(2);
+    let (keeper, _ends) = observed(store.builder());
+    let names = ["0 a", "0 b", "0 c", "0 d", "0 e"];
+    let guards = lock_all(&keeper, names);
+    store.releases(Releases::Hang);
+    drop(guards);
+    // A thread of the keeper frees what the lost reply may have granted.
+    store.grants(Grants::ReplyLost { then_works: false });
+    let error = keeper.try_lock("1 f").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    store.wait_for("1 f", "abandon", 1);
+    store.releases(Releases::Work);
+    store.grants(Grants::Work);
+    drop(keeper.lock("1 f").unwrap());
+}
+
+#[test]
 fn drop_asks_on_its_own_thread_again_once_the_store_answers() {
     let store = ScriptedStore::new();
     let (keeper, ends) = observed(store.builder());
