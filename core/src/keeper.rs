@@ -36,8 +36,8 @@ use crate::transaction_lock::TransactionLock;
 ///
 /// Its threads start with the first lock and end with the last clone and guard: one watches
 /// deadlines, one asks the store, and up to eleven more do while store calls hang. While the store does not
-/// answer, up to four release the locks of dropped guards. Guards outlive their keeper. Dropping the
-/// last clone waits for such releases, for 2 s at most. Dropping the last clone or guard closes the
+/// answer, up to four release the locks of dropped guards; if the store has several parts, up to two for each part,
+/// and twelve in all. Guards outlive their keeper. Dropping the last clone waits for such releases, for 2 s at most. Dropping the last clone or guard closes the
 /// store, and waits for a store call that is under way, for 100 ms at most.
 #[derive(Clone)]
 pub struct LockKeeper {

@@ -54,14 +54,13 @@ impl Engine {
         match of_attempt(answer) {
             // It may have ended without a reply.
             _ if request.is_cancelled() => {}
-            News::Reply => self.answered(part, asked_at),
             News::NoReply(error) => {
                 let answered_at = request.answered_at.get();
                 // A store that has shown another holder was reached until some time in the wait.
                 let asked_at = answered_at.map_or(asked_at, |_| request.now());
                 self.note_failed_attempt(part, asked_at, request.end(), error);
             }
-            News::Loss | News::Nothing => {}
+            news => self.note((part, asked_at), news, Asked::ForName, request.end()),
         }
     }
 
@@ -74,30 +73,42 @@ impl Engine {
         deadline: HostInstant,
         error: &Error,
     ) {
-        if let News::NoReply(error) = of_error(error) {
-            let unanswered = Unanswered {
-                error,
-                asked_at,
-                deadline,
-                asked: Asked::ForName,
-            };
-            self.unanswered(part, &unanswered);
+        if let news @ News::NoReply(_) = of_error(error) {
+            self.note((part, asked_at), news, Asked::ForName, deadline);
         }
     }
 
     /// Notes the answer to a request about a lease that its caller's thread made.
     #[inline(always)] // As in `release.rs`.
     pub(super) fn note_lease(&self, ask: &LeaseAsk, answer: &LeaseAnswer) {
-        let part = ask.lease.part;
-        match of_lease(answer) {
-            News::Reply => self.answered(part, ask.asked_at),
-            News::Loss => self.note_loss(part),
+        let made = (ask.lease.part, ask.asked_at);
+        self.note(made, of_lease(answer), Asked::ForLease, ask.deadline);
+    }
+
+    /// Notes what an answer says of a part, to a request that was made at `asked_at`.
+    #[inline(always)] // As in `release.rs`.
+    fn note(
+        &self,
+        (part, asked_at): (usize, HostInstant),
+        news: News<'_>,
+        asked: Asked,
+        deadline: HostInstant,
+    ) {
+        match news {
+            News::Reply => self.answered(part, asked_at),
+            // It verifies the other leases if one has ended while the store was in doubt: it may be another server.
+            News::Loss => {
+                let part = self.parts.get(part);
+                if part.outage.is_in_doubt() {
+                    self.verify_part(part);
+                }
+            }
             News::NoReply(error) => {
                 let unanswered = Unanswered {
                     error,
-                    asked_at: ask.asked_at,
-                    deadline: ask.deadline,
-                    asked: Asked::ForLease,
+                    asked_at,
+                    deadline,
+                    asked,
                 };
                 self.unanswered(part, &unanswered);
             }
@@ -105,52 +116,31 @@ impl Engine {
         }
     }
 
-    /// Verifies the other leases if one has ended while the store was in doubt: it may be another server.
-    fn note_loss(&self, part: usize) {
-        let part = self.parts.get(part);
-        if part.outage.is_in_doubt() {
-            self.verify_part(part);
-        }
-    }
-
     /// Notes the answers to a batch that was sent to a part at `asked_at`.
     pub(super) fn note_batch(
         &self,
-        (part, asked_at): (usize, HostInstant),
+        made: (usize, HostInstant),
         attempts: &[Attempted],
         asks: &[AskedAbout],
     ) {
-        let attempts = attempts.iter().map(|(attempt, answer)| {
-            let (news, deadline) = (of_attempt(answer), attempt.deadline);
-            (news, Asked::ForName, deadline)
-        });
-        let asks = asks.iter().map(|(ask, answer)| {
-            let (news, deadline) = (of_lease(answer), ask.deadline);
-            (news, Asked::ForLease, deadline)
-        });
+        let attempts = attempts
+            .iter()
+            .map(|(attempt, answer)| (of_attempt(answer), Asked::ForName, attempt.deadline));
+        let asks = asks
+            .iter()
+            .map(|(ask, answer)| (of_lease(answer), Asked::ForLease, ask.deadline));
         let all: Vec<_> = attempts.chain(asks).collect();
-        let is_reached = all.iter().any(|(news, ..)| matches!(news, News::Reply));
-        if is_reached {
-            self.answered(part, asked_at);
-        }
-        for (news, asked, deadline) in all {
-            match news {
-                News::Loss => self.note_loss(part),
-                News::NoReply(error) => {
-                    let unanswered = Unanswered {
-                        error,
-                        asked_at,
-                        deadline,
-                        asked: if is_reached {
-                            Asked::BesideAnswers
-                        } else {
-                            asked
-                        },
-                    };
-                    self.unanswered(part, &unanswered);
-                }
-                News::Reply | News::Nothing => {}
-            }
+        let (replies, others): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|(news, ..)| matches!(news, News::Reply));
+        let is_reached = !replies.is_empty();
+        for (news, asked, deadline) in replies.into_iter().take(1).chain(others) {
+            let asked = if is_reached {
+                Asked::BesideAnswers
+            } else {
+                asked
+            };
+            self.note(made, news, asked, deadline);
         }
     }
 }
