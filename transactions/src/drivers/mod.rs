@@ -25,8 +25,11 @@ fn ended_by_work<Kind, X: OpenTransaction<Kind>>(transaction: &mut X) -> Option<
     let stored = transaction.execute("GET DIAGNOSTICS CONDITION 1 @lockkeeper_error = MYSQL_ERRNO");
     let read =
         |_| transaction.query("SELECT CAST(coalesce(@lockkeeper_error, 0) AS SIGNED) AS held");
-    if stored
-        .and_then(read)
+    let code = stored.and_then(read);
+    // If the next work reports nothing, the variable keeps its value.
+    let cleared = transaction.execute("SET @lockkeeper_error = NULL");
+    if cleared
+        .and(code)
         .is_ok_and(|code| ROLLED_BACK.contains(&code))
     {
         return None;

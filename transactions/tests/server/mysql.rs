@@ -135,6 +135,10 @@ pub(crate) fn cases() -> Vec<Case<MySqlKind>> {
             cases::open_transaction(&server.url(), &mut connect(&server.url()), ["BEGIN", SELL]);
         }),
         ("deadlock_is_rolled_back", deadlock_is_rolled_back),
+        (
+            "commit_in_the_work_is_unknown_after_a_deadlock",
+            commit_in_the_work_is_unknown_after_a_deadlock,
+        ),
         ("panic_in_the_work_is_rolled_back", |kind| {
             let server = start(kind);
             cases::panic_in_the_work(&server.url(), &mut connect(&server.url()));
@@ -186,4 +190,24 @@ fn deadlock_is_rolled_back(kind: MySqlKind) {
         panic!("{ended:?}");
     };
     assert_eq!(error.code, DEADLOCK);
+}
+
+/// The error of an earlier work is no reason for the end of this transaction.
+fn commit_in_the_work_is_unknown_after_a_deadlock(kind: MySqlKind) {
+    let server = start(kind);
+    let mut connection = connect(&server.url());
+    let keeper = cases::open(&server.url());
+    let guard = keeper.lock("seat:42").unwrap();
+    let deadlock = format!("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = {DEADLOCK}");
+    let ended = guard.commit_in(&mut connection, |transaction| {
+        transaction.query_drop(&deadlock)
+    });
+    assert!(matches!(ended, Err(CommitError::Work(_))), "{ended:?}");
+    let ended = guard.commit_in(&mut connection, |transaction| {
+        transaction.query_drop(SELL)?;
+        transaction.query_drop("COMMIT")?;
+        Err::<(), _>(Error::server_disconnected())
+    });
+    assert!(matches!(ended, Err(CommitError::Unknown(_))), "{ended:?}");
+    assert_eq!(connection.sold(), 1);
 }
