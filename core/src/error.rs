@@ -152,7 +152,8 @@ impl Error {
     }
 
     /// Makes an [`ErrorKind::Unavailable`] for a name that the store cannot serve for now, as it has replied. That is no outage:
-    /// a waiting acquisition asks again after a short pause, and those of other names go on meanwhile.
+    /// an acquisition asks again after a short pause, as long as it waits or a single attempt may take, and those of other
+    /// names go on meanwhile.
     pub fn name_unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.of_name = true)
     }

@@ -285,7 +285,8 @@ impl Told {
         (opened.unwrap(), told)
     }
 
-    fn counts(&self) -> [usize; 2] {
+    /// Returns how many outages have begun and ended.
+    pub(crate) fn counts(&self) -> [usize; 2] {
         [&self.began, &self.ended].map(|count| count.load(Ordering::SeqCst))
     }
 

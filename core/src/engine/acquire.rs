@@ -131,7 +131,8 @@ impl Engine {
             report.contended();
         };
         let pause = |error: &Error, answered_at| {
-            if kind == WaitKind::ThroughOutages && error.kind() == ErrorKind::Unavailable {
+            let is_unreachable = error.kind() == ErrorKind::Unavailable && !error.is_of_name();
+            if kind == WaitKind::ThroughOutages && is_unreachable {
                 self.queue.fail(key, error);
             }
             retry.borrow_mut().pause(error, answered_at)

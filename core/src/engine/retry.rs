@@ -139,6 +139,8 @@ impl<'a> Retry<'a> {
                 self.lost_reply.get_or_insert_with(|| error.clone());
                 true
             }
+            // A single attempt, too, has time to ask again.
+            ErrorKind::Unavailable if error.is_of_name() => true,
             ErrorKind::Unavailable => self.rider.is_some() || self.lost_reply.is_some(),
             ErrorKind::PoolExhausted => self.waits_for_pool,
             _ => false,

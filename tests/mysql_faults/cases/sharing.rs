@@ -9,7 +9,8 @@ use lockkeeper_testkit::{Fault, MySqlKind, Proxy, until};
 
 use super::Case;
 use super::store::{assert_clean, holder_of, open, start};
-use crate::faults::{WAIT_LIMIT, assert_closed};
+
+use crate::faults::{Told, WAIT_LIMIT, assert_closed, with_reply_time};
 
 pub(super) const CASES: &[Case] = &[
     ("shared_session_killed", shared_session_killed),
@@ -21,6 +22,10 @@ pub(super) const CASES: &[Case] = &[
     (
         "own_abandoned_attempt_is_not_busy",
         own_abandoned_attempt_is_not_busy,
+    ),
+    (
+        "own_abandoned_attempt_is_no_outage",
+        own_abandoned_attempt_is_no_outage,
     ),
 ];
 
@@ -165,6 +170,38 @@ fn own_abandoned_attempt_is_not_busy(kind: MySqlKind) {
     }
     until("the abandoned attempt releases it", || {
         holder_of(&server, "b").is_none()
+    });
+    for guard in held {
+        assert_eq!(guard.release().unwrap(), Released::Done);
+    }
+    drop(keeper);
+    assert_clean(&server);
+}
+
+/// The server replies in time that the name is held. That the holder is an attempt of this keeper concerns that name alone.
+fn own_abandoned_attempt_is_no_outage(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=60s&pool_size=4&response_timeout=30s&connect_timeout=30s";
+    let (keeper, told) = Told::open(&format!(
+        "{}?{}",
+        server.url_via(proxy.addr()),
+        with_reply_time(keys)
+    ));
+    // From here on names share sessions, and a second attempt uses another session than the first.
+    let held = ["x", "y"].map(|name| keeper.lock(name).unwrap());
+    let before = told.counts();
+    proxy.once("default:a", Fault::DelayReplies(Duration::from_secs(4)));
+    // Such short waits make no outage, however busy the machine is.
+    let [first, second] = [200, 400].map(|wait| {
+        let locked = keeper.try_lock_for("a", Duration::from_millis(wait));
+        locked.err().map(|error| error.kind())
+    });
+    assert_eq!(told.counts(), before);
+    assert_eq!(first, Some(ErrorKind::Unknown));
+    assert_eq!(second, Some(ErrorKind::Unavailable));
+    until("the abandoned attempt releases it", || {
+        holder_of(&server, "a").is_none()
     });
     for guard in held {
         assert_eq!(guard.release().unwrap(), Released::Done);

@@ -4,9 +4,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use lockkeeper_core::Error;
 use parking_lot::Mutex;
 
-use crate::failure::{Failure, unknown};
+use crate::failure::Failure;
 
 use super::Sessions;
 use super::connection::SessionConnection;
@@ -48,8 +49,8 @@ impl<I: Copy> AbandonedSessions<I> {
 /// connection. Costs a statement only while a request of this store is not answered. A failure within says that
 /// the holder may be such a request; the connection is as good as before.
 ///
-/// `unclaimed` is the answer of [`Sessions::unclaimed`] from before the attempt: such a request may have held the name then, and have given it back before the
-/// reply was here.
+/// `unclaimed` is the answer of [`Sessions::unclaimed`] from before the attempt: such a request may have held the name
+/// then, and have given it back before the reply was here.
 pub(crate) fn confirm_busy<C: SessionConnection>(
     sessions: &Sessions<C>,
     connection: &mut C,
@@ -80,7 +81,8 @@ pub(crate) fn confirm_busy<C: SessionConnection>(
         return Ok(Ok(None));
     }
     // Without a holder: the name is free by now, so the holder may have been such a request.
-    Ok(Err(unknown(
+    // The server has replied, and granted nothing to this request.
+    Ok(Err(Failure::Unanswered(Error::name_unavailable(
         "an earlier request for the lock was not answered in time, and the server may have granted the lock to that request; it is being given back, so try again",
-    )))
+    ))))
 }
