@@ -98,10 +98,15 @@ impl<'a> Acquisition<'a> {
 
     /// Returns the time until which members vote: that of an attempt, and not long after the end of a wait.
     fn end_of_vote(&self) -> HostInstant {
-        let now = self.request.now();
-        let attempt = now + self.quorum.attempt_limit;
+        let attempt = self.request.now() + self.quorum.attempt_limit;
+        attempt.min(self.end())
+    }
+
+    /// Returns the end of the call.
+    fn end(&self) -> HostInstant {
+        let end = self.request.end();
         let deadline = self.request.deadline();
-        deadline.map_or(attempt, |deadline| attempt.min(deadline.max(now + GRACE)))
+        deadline.map_or(end, |deadline| end.min(deadline + GRACE))
     }
 
     /// Returns whether the caller does not wait any longer.
@@ -199,6 +204,7 @@ impl<'a> Acquisition<'a> {
         let waiting = AcquireRequest::attempt(request.name(), ttl, request.clock());
         let waiting = waiting
             .waiting_until(deadline)
+            .ending_at(self.end())
             .cancelled_by(request.cancel());
         match store.acquire(&waiting) {
             Ok(Some(grant)) => {
@@ -208,7 +214,8 @@ impl<'a> Acquisition<'a> {
             Ok(None) => Ok(Step::End(None)),
             // The other members may do without this one.
             Err(error) if error.is_retryable() => {
-                store.abandon(&waiting);
+                let soon = self.request.now() + GRACE;
+                store.abandon(&waiting.ending_at(soon.min(self.end())));
                 if self.request.is_cancelled() {
                     return Ok(Step::End(None));
                 }

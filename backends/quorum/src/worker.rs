@@ -184,8 +184,10 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
         Reply::Vote(vote) => Some(vote),
         Reply::Renewal(_) | Reply::Release(_) => None,
     });
+    let until = clock.now() + GIVE_BACK;
     for (request, vote) in requests.iter().zip(votes) {
-        if matches!(vote, Err(error) if error.kind() == ErrorKind::Unknown) {
+        let is_unknown = matches!(vote, Err(error) if error.kind() == ErrorKind::Unknown);
+        if is_unknown && clock.now() < until {
             lost.cancel();
             let _ = member.in_call(|| caught(|| store.abandon(request)));
         }

@@ -47,6 +47,19 @@ fn members_are_asked_for_little_longer_than_the_caller_waits() {
     assert!(most <= Duration::from_millis(100), "{most:?}");
 }
 
+/// A member at which the caller waits may hang at the end of the wait. [`Watched`] checks the end of each request.
+#[test]
+fn wait_at_a_member_ends_with_that_of_the_caller() {
+    let stores = Stores::new();
+    let quorum = watched(&stores, |_| {});
+    let (name, clock) = (name(), SystemClock);
+    let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+    assert!(granted.expect("a majority answers").is_some());
+    let request = AcquireRequest::attempt(&name, TTL, &clock);
+    let waited = quorum.acquire(&request.waiting_until(clock.now() + Duration::from_millis(50)));
+    assert!(waited.expect("a majority answers").is_none());
+}
+
 #[test]
 fn member_is_asked_again_after_its_store_panicked() {
     let stores = Stores::new();

@@ -46,6 +46,10 @@ impl StoreInfo for Watched {
 
 impl LockProvider for Watched {
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
+        if let Some(deadline) = request.deadline() {
+            let after = request.end().saturating_since(deadline);
+            assert!(after <= Duration::from_millis(100), "{after:?}");
+        }
         self.store.acquire(request)
     }
 
