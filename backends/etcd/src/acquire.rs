@@ -33,11 +33,14 @@ pub(crate) fn try_acquire(
 }
 
 fn attempt_once(attempt: &mut Attempt<'_>) -> Result<Option<Grant<EtcdLease>>, Failure> {
-    let until = attempt.request.now() + attempt.store.client.attempt();
+    let request = attempt.request;
+    let until = request
+        .end()
+        .min(request.now() + attempt.store.client.attempt());
     match attempt.ask(None, until)? {
         Answer::Granted(grant) => Ok(Some(grant)),
         Answer::Queued(_) | Answer::Busy => {
-            attempt.request.contended();
+            request.contended();
             Ok(None)
         }
     }
@@ -48,6 +51,7 @@ fn wait(
     deadline: HostInstant,
 ) -> Result<Option<Grant<EtcdLease>>, Failure> {
     let request = attempt.request;
+    let until = request.end().min(deadline + LAST_ATTEMPT);
     let mut queued: Option<Queued> = None;
     let mut is_woken = true;
     // Busy is the answer only if the store said so last.
@@ -57,10 +61,9 @@ fn wait(
             && (!has_failed || request.is_cancelled())
             && (request.is_cancelled() || request.now() >= deadline)
         {
-            leave(attempt, queued.seen.created);
+            leave(attempt, queued.seen.created, until);
             return Ok(None);
         }
-        let until = attempt.store.client.at_least_one_attempt(deadline);
         let seen = queued.as_ref().map(|it| it.seen);
         let answer = match is_woken {
             true => attempt.ask(seen, until).map(Some),
@@ -112,21 +115,12 @@ fn park(attempt: &Attempt<'_>, position: &Queued, deadline: HostInstant) -> bool
     true
 }
 
-/// Gives the position up. A waiter behind learns of it as of a release.
-fn leave(attempt: &Attempt<'_>, created: i64) {
-    let until = end_of_clean_up(attempt.request);
+/// Gives the position up. A waiter behind learns of it as of a release. The caller of an acquisition waits for this.
+fn leave(attempt: &Attempt<'_>, created: i64, until: HostInstant) {
+    let until = until.min(attempt.request.now() + LAST_ATTEMPT);
     if attempt.store.delete(&attempt.key, created, until).is_err() {
         retire_waiting(attempt);
     }
-}
-
-/// Returns the time until which what a request leaves behind is deleted. The caller waits for that; what is left then ends
-/// with its lease.
-pub(crate) fn end_of_clean_up(request: &AcquireRequest<'_>) -> HostInstant {
-    let last = request.now() + LAST_ATTEMPT;
-    request
-        .deadline()
-        .map_or(last, |deadline| last.min(deadline + LAST_ATTEMPT))
 }
 
 /// Has the keys of this process that wait end soon, unless their waiters move them to another lease.

@@ -49,11 +49,10 @@ impl Admin for Store {
         let created = created.parse().unwrap_or(0);
         let mut told = delete_if(key, created);
         told.then.push(put(&self.keys.ended, key, 0));
-        let until = self.client.at_least_one_attempt(deadline);
-        let mut reply = self.client.txn(told, until);
+        let mut reply = self.client.txn(told, deadline);
         if Refusal::Full.is_in(&reply) {
             // A deletion is possible all the same, and the holder learns of it by its next renewal.
-            reply = self.client.txn(delete_if(key, created), until);
+            reply = self.client.txn(delete_if(key, created), deadline);
         }
         let reply = reply.map_err(Failure::into_error)?;
         Ok(TxnReply(&reply).succeeded())
@@ -72,8 +71,8 @@ impl Store {
         body: &Value,
         deadline: HostInstant,
     ) -> Result<Value, Error> {
-        let until = self.client.at_least_one_attempt(deadline);
-        self.client.call(path, body, until).map_err(nothing_granted)
+        let reply = self.client.call(path, body, deadline);
+        reply.map_err(nothing_granted)
     }
 
     fn held_in(
@@ -81,19 +80,19 @@ impl Store {
         ranges: &[KeyRange],
         deadline: HostInstant,
     ) -> Result<Vec<(String, HeldName)>, Error> {
-        let until = self.client.at_least_one_attempt(deadline);
         let mut held = Vec::new();
         let mut waiting: BTreeMap<String, u64> = BTreeMap::new();
         let mut known = Known::default();
         for range in ranges {
-            let (all, _) = self.read(range, until).map_err(nothing_granted)?;
+            let (all, _) = self.read(range, deadline).map_err(nothing_granted)?;
             for found in all {
                 let Some((namespace, name)) = decode(&found.key) else {
                     continue;
                 };
                 let entry = Entry::read(&found.value);
                 if entry.is_held() {
-                    let shown = self.shown(&namespace, name, &entry, &found, &mut known, until)?;
+                    let shown =
+                        self.shown(&namespace, name, &entry, &found, &mut known, deadline)?;
                     held.push((namespace, found.key, shown));
                 } else {
                     *waiting

@@ -34,7 +34,7 @@ enum Part<'a> {
 
 /// Carries out all operations, and answers each.
 pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) {
-    let Some(latest) = operations.iter().map(Operation::deadline).max() else {
+    let Some(until) = operations.iter().map(Operation::deadline).max() else {
         return;
     };
     let most = store.most.load(Ordering::Relaxed);
@@ -42,7 +42,6 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
         let parts = operations.chunks_mut(most);
         return parts.for_each(|part| batch(store, part));
     }
-    let until = store.client.at_least_one_attempt(latest);
     // Once more if a lease of this process turned out to have ended: then nothing was done. A renewal is
     // repeated as well if its reply is missing, or if an earlier renewal has moved the key. That does no harm.
     for is_last in [false, true] {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Clock, Error, ErrorKind, HostInstant};
-use lockkeeper_remote::{Failure, LAST_ATTEMPT, Pool, Server};
+use lockkeeper_remote::{Failure, Pool, Server};
 use serde_json::Value;
 
 use crate::connection::{Connection, Connector};
@@ -38,11 +38,6 @@ impl Client {
     /// Returns the time that a single attempt may take.
     pub(crate) fn attempt(&self) -> Duration {
         self.attempt
-    }
-
-    /// Returns `deadline`, or a time that is enough for one attempt if the deadline has passed.
-    pub(crate) fn at_least_one_attempt(&self, deadline: HostInstant) -> HostInstant {
-        deadline.max(self.clock.now() + LAST_ATTEMPT)
     }
 
     /// Sends a request and reads the reply, until `until` and within the response timeout. Another member

@@ -13,8 +13,7 @@ use crate::store::Store;
 type Told<'a> = (&'a str, Result<Value, Error>);
 
 pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
-    let until = store.client.at_least_one_attempt(deadline);
-    let left = until.saturating_since(store.clock.now());
+    let left = deadline.saturating_since(store.clock.now());
     let told = store.client.connector.statuses(left);
     if let Some(error) = told.iter().find_map(|(_, status)| status.as_ref().err())
         && told.iter().all(|(_, status)| status.is_err())

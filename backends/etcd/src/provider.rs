@@ -12,7 +12,7 @@ use lockkeeper_core::{
 };
 use lockkeeper_remote::senseless;
 
-use crate::acquire::{acquire, end_of_clean_up};
+use crate::acquire::acquire;
 use crate::batch::{BATCH, batch};
 use crate::store::Store;
 use crate::wire::Seen;
@@ -137,7 +137,7 @@ impl Backend for EtcdProvider {
 
     /// Deletes the keys of the request. What arrives later is bound to a lease that is not kept alive.
     fn abandon(&self, request: &AcquireRequest<'_>) {
-        let _ = self.store.forget(request, end_of_clean_up(request));
+        let _ = self.store.forget(request, request.end());
     }
 
     fn renew(

@@ -42,9 +42,8 @@ impl Admin for Store {
 
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let name = LockName::new(held.name.as_str())?;
-        let until = self.at_least_one_attempt(deadline);
         let key = self.key(&name, held.mode);
-        let is_released = self.release(&key, &held.mark, until)?;
+        let is_released = self.release(&key, &held.mark, deadline)?;
         if is_released {
             self.publish_end(&key, deadline);
         }
@@ -82,8 +81,7 @@ impl Store {
         deadline: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        let until = self.at_least_one_attempt(deadline);
-        self.with_connection(until, work).map_err(|failure| {
+        self.with_connection(deadline, work).map_err(|failure| {
             let error = failure.into_error();
             if error.kind() != ErrorKind::PermissionDenied {
                 return error;

@@ -58,11 +58,11 @@ fn replies(
         Operation::Release(it) => Some(Call::release(it.lease)),
     });
     let mut calls: Vec<_> = calls.collect();
-    store.run_calls(&mut calls, store.at_least_one_attempt(latest), None);
+    store.run_calls(&mut calls, latest, None);
     let now = store.clock.now();
     let repeated = calls.iter_mut().map(|call| call.repeat_renewal(now));
     if repeated.fold(false, |any, repeats| any | repeats) {
-        store.run_calls(&mut calls, store.at_least_one_attempt(latest), None);
+        store.run_calls(&mut calls, latest, None);
     }
     calls.into_iter().map(Call::into_reply).collect()
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Error, ErrorKind, HostInstant};
-use lockkeeper_remote::{Failure, LAST_ATTEMPT, senseless};
+use lockkeeper_remote::{Failure, senseless};
 use redis::Value;
 
 use crate::attempt::{Acquisition, unknown};
@@ -289,7 +289,6 @@ impl Store {
         loop {
             let asked_at = self.clock.now();
             let left = limit.saturating_sub(asked_at.saturating_since(began));
-            let left = left.max(LAST_ATTEMPT.min(limit));
             let unanswered = calls.iter_mut().filter(|call| call.is_unanswered());
             let mut asked: Vec<_> = unanswered.collect();
             let mut commands = Vec::new();

@@ -124,8 +124,7 @@ impl Cluster {
         &self,
         request: &AcquireRequest<'_>,
     ) -> Result<Option<Grant<RedisLease>>, Error> {
-        let until = request.deadline();
-        let until = until.unwrap_or(request.now() + self.options.remote.attempt_time());
+        let until = request.end();
         let key = self.key(request);
         let mut target = Target::Owner(self.map.owner(slot(&key), until)?);
         for _ in 1..MAX_NODES {

@@ -9,7 +9,7 @@ use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Clock, Error, Grant, HostInstant, LeaseVerifier,
     Operation, Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
 };
-use lockkeeper_remote::{Endpoint, LAST_ATTEMPT, senseless};
+use lockkeeper_remote::{Endpoint, senseless};
 
 use crate::batch::released;
 use crate::bucket_keys::slot;
@@ -142,7 +142,7 @@ impl Backend for RedisClusterProvider {
         let now = self.cluster.clock.now();
         // A node that is gone is not waited for as long as the lease would last.
         let longest = 2 * self.cluster.options.remote.response_timeout;
-        let until = deadline.min(now + longest).max(now + LAST_ATTEMPT);
+        let until = deadline.min(now + longest);
         let was_held = self.cluster.release(&lease.key, &lease.text, until);
         was_held.map(released)
     }

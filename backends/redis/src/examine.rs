@@ -228,8 +228,7 @@ fn persistence(info: &InfoDict, fsync: &str, grace: Duration) -> Finding {
 }
 
 fn time_left(store: &Store, deadline: HostInstant) -> Duration {
-    let until = store.at_least_one_attempt(deadline);
-    until.saturating_since(store.clock.now())
+    deadline.saturating_since(store.clock.now())
 }
 
 fn flush_notice(store: &Store, deadline: HostInstant) -> Result<Finding, Error> {

@@ -219,7 +219,6 @@ impl Backend for RedisProvider {
         // A server that is gone is not waited for as long as the lease would last.
         let longest = 2 * self.store.options.remote.response_timeout;
         let until = deadline.min(self.store.clock.now() + longest);
-        let until = self.store.at_least_one_attempt(until);
         let was_held = self.store.release(&lease.key, &lease.text, until);
         was_held.map(released)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
-use lockkeeper_remote::{Counts, Endpoint, Failure, LAST_ATTEMPT, senseless};
+use lockkeeper_remote::{Counts, Endpoint, Failure, senseless};
 use parking_lot::Mutex;
 use redis::{Value, cmd};
 
@@ -158,10 +158,7 @@ impl SlotMap {
             return Ok(());
         }
         let left = until.saturating_since(self.clock.now());
-        let left = left.clamp(
-            LAST_ATTEMPT,
-            self.options.remote.connect_timeout.max(LAST_ATTEMPT),
-        );
+        let left = left.min(self.options.remote.connect_timeout);
         let Some(_asks) = self.asks.try_lock_for(left) else {
             let text = "no node of the cluster has replied yet with its map of the slots; see whether the nodes run";
             return Err(Error::new(ErrorKind::Unavailable, text));

@@ -197,7 +197,7 @@ impl Store {
     ) -> Result<bool, Error> {
         let mut commands = cmd("ASKING").get_packed_command();
         commands.extend(script.by_code(&[key], args));
-        let answer = self.with_connection(self.at_least_one_attempt(until), |connection, limit| {
+        let answer = self.with_connection(until, |connection, limit| {
             let began = self.clock.now();
             let answer = connection.exchange(&commands, 2, limit)?.pop();
             let answer = answer.ok_or_else(|| Failure::Unanswered(senseless()))?;
@@ -301,10 +301,5 @@ impl Store {
         if let Some(mut idle) = self.pool.try_checkout() {
             idle.connection = None;
         }
-    }
-
-    /// Returns the deadline of a request that gets the time for one attempt also where none is left.
-    pub(crate) fn at_least_one_attempt(&self, deadline: HostInstant) -> HostInstant {
-        deadline.max(self.clock.now() + LAST_ATTEMPT)
     }
 }

@@ -43,6 +43,14 @@ pub fn unavailable(text: &str) -> Error {
     Error::new(ErrorKind::Unavailable, text)
 }
 
+/// Returns the failure of a request whose deadline has passed. Sent nevertheless, it would cost the connection: there is no
+/// time for the reply.
+pub(crate) fn no_time() -> Failure {
+    Failure::NotSent(unavailable(
+        "there was no time left to ask the server; try again, or wait longer",
+    ))
+}
+
 /// Returns the failure of a request that the server may still carry out.
 #[cfg(feature = "sessions")]
 pub(crate) fn unknown(text: &str) -> Failure {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{Clock, Error, HostInstant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, no_time};
 use crate::options::RemoteOptions;
 
 /// A connection that a [`Pool`] keeps.
@@ -302,7 +302,7 @@ impl<C: Connection> PooledConn<C> {
     /// server carried it out. The check is one system call of some 0.4 µs.
     ///
     /// # Errors
-    /// The failure of `connect`, which is [`Failure::NotSent`], or of `work`.
+    /// The failure of `connect`, which is [`Failure::NotSent`], or of `work`; also if the deadline has passed.
     pub fn run<T>(
         &mut self,
         clock: &dyn Clock,
@@ -312,9 +312,13 @@ impl<C: Connection> PooledConn<C> {
     ) -> Result<T, Failure> {
         let left = || deadline.saturating_since(clock.now());
         loop {
+            let time = left();
+            if time.is_zero() {
+                return Err(no_time());
+            }
             let idle = self.connection.take();
             // Half of the time is kept to replace a dead connection.
-            let idle = idle.and_then(|mut it| it.is_quiet(left() / 2).then_some(it));
+            let idle = idle.and_then(|mut it| it.is_quiet(time / 2).then_some(it));
             let was_open = idle.is_some();
             let mut connection = match idle {
                 Some(connection) => connection,

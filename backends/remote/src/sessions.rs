@@ -198,21 +198,21 @@ impl<C: SessionConnection> Sessions<C> {
             connection.set_limit(longest);
             session.ask(connection, requests)
         });
-        self.finish(session, requests, result, unclaimed, longest)
+        self.finish(session, requests, result, unclaimed, || longest)
     }
 
-    /// Carries out requests within `limit`, if no other name depends on the session: see
+    /// Carries out requests within the time that `left` returns, if no other name depends on the session: see
     /// [`Session::run_alone`].
     pub(crate) fn call_alone(
         &self,
         session: &Session<C>,
         requests: &Requests<C::Name>,
-        limit: Duration,
+        left: impl Fn() -> Duration,
     ) -> Option<Result<Replies, Failure>> {
         let unclaimed = self.all_unclaimed(session, requests);
         let ask = |connection: &mut _| session.ask(connection, requests);
-        let result = session.run_alone(requests.count(), limit, ask)?;
-        Some(self.finish(session, requests, result, unclaimed, limit))
+        let result = session.run_alone(requests.count(), left(), ask)?;
+        Some(self.finish(session, requests, result, unclaimed, left))
     }
 
     /// Carries out the first attempts of a new session by `ask`, and adds the session. `left` returns the time that is left.
@@ -227,18 +227,18 @@ impl<C: SessionConnection> Sessions<C> {
         let result = session.run(left(), ask);
         // Not before the reply: of two sessions that try one name, each would take the other for its holder.
         self.add(session);
-        self.finish(session, requests, result, unclaimed, left())
+        self.finish(session, requests, result, unclaimed, left)
     }
 
-    /// Confirms which names are busy, and enters in the session what the replies say. `unclaimed` is from before
-    /// the call.
+    /// Confirms which names are busy, within the time that `left` returns, and enters in the session what the replies say.
+    /// `unclaimed` is from before the call.
     fn finish(
         &self,
         session: &Session<C>,
         requests: &Requests<C::Name>,
         mut result: Result<Replies, Failure>,
         unclaimed: Vec<Vec<C::Id>>,
-        limit: Duration,
+        left: impl Fn() -> Duration,
     ) -> Result<Replies, Failure> {
         let attempted = result.as_mut().map(|replies| &mut replies.attempted);
         let attempted = attempted.into_iter().flatten();
@@ -246,7 +246,7 @@ impl<C: SessionConnection> Sessions<C> {
         for ((name, attempted), unclaimed) in attempts.zip(unclaimed) {
             if matches!(attempted, Ok(None)) {
                 let confirm = |connection: &mut _| confirm_busy(self, connection, name, unclaimed);
-                *attempted = session.run(limit, confirm).flatten();
+                *attempted = session.run(left(), confirm).flatten();
             }
         }
         self.apply(session, requests, &result);

@@ -5,12 +5,12 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, AttemptRequest, Clock, ErasedLease, Error, ErrorKind, Grant, HostInstant,
-    LockName, LockProvider, Mode, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
-    SystemClock,
+    AcquireRequest, AttemptRequest, Capability, Clock, ErasedLease, Error, ErrorKind, Grant,
+    HostInstant, LockName, LockProvider, Mode, Operation, ReleaseRequest, Released, RenewRequest,
+    Renewal, SystemClock,
 };
 
-use crate::rig::{Outcome, Rig, take};
+use crate::rig::{Outcome, Rig, Skip, take};
 
 const TTL: Duration = Duration::from_secs(60);
 
@@ -125,6 +125,30 @@ pub(super) fn batch_answers_each_operation(rig: &Rig<'_>) -> Outcome {
     release_all(&*provider, &mut [free, again], deadline);
     drop(busy);
     rig.nothing_left();
+    Ok(())
+}
+
+/// A late answer is of no use, and a request that is cut short may cost the connection.
+pub(super) fn request_after_its_deadline_is_not_sent(rig: &Rig<'_>) -> Outcome {
+    let (provider, capability) = (rig.provider(), Capability::CrossHost);
+    if !provider.capabilities().has(capability) {
+        return Err(Skip(format!("the store does not declare {capability}")));
+    }
+    let sent = || provider.usage().map(|usage| usage.commands);
+    let name = LockName::new("a").expect("the name is valid");
+    let mut held = lease(&*provider, &name, Mode::Exclusive);
+    let (late, before) = (SystemClock.now(), sent());
+    for answer in [
+        provider.renew(&mut held, TTL, late).err(),
+        provider.release(&mut held, late).err(),
+    ] {
+        let error = answer.expect("there is no time");
+        assert!(error.is_retryable(), "{error:?}");
+    }
+    assert_eq!(sent(), before);
+    let deadline = SystemClock.now() + rig.timeout();
+    let released = provider.release(&mut held, deadline);
+    assert_eq!(released.expect("the store answers"), Released::Done);
     Ok(())
 }
 

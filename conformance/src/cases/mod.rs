@@ -214,6 +214,7 @@ pub(crate) static TABLE: &[Case] = table! {
     batch:
         batch_answers_each_operation,
         batch_tells_the_leases_of_a_name_apart,
+        request_after_its_deadline_is_not_sent,
         threads_with_names_of_their_own_are_granted_them;
     proposed_epoch:
         proposal_is_granted_exactly_or_refused_with_the_last,

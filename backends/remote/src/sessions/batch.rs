@@ -12,8 +12,7 @@ use lockkeeper_core::{
     AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
 };
 
-use crate::LAST_ATTEMPT;
-use crate::failure::{Failure, unknown};
+use crate::failure::{Failure, no_time, unknown};
 use crate::pool::{Found, PooledConn};
 
 use super::attempt::Made;
@@ -70,10 +69,14 @@ pub(crate) fn batch<C: SessionConnection>(
 ) {
     let now = store.clock.now();
     let deadline = operations.iter().map(Operation::deadline).max();
-    let deadline = deadline.unwrap_or(now).max(now + LAST_ATTEMPT);
+    let deadline = deadline.unwrap_or(now);
+    if deadline <= now {
+        let failed = |it: &mut Operation<'_, _>| it.fail(no_time().into_error());
+        return operations.iter_mut().for_each(failed);
+    }
     let until = deadline.min(now + store.options.response_timeout);
     let limits = Limits { until, deadline };
-    let (mut groups, mut tries) = (Vec::new(), Vec::new());
+    let (mut groups, mut tries, mut unanswered) = (Vec::new(), Vec::new(), Vec::new());
     for operation in operations {
         match operation {
             Operation::Acquire(request) => tries.push(Try {
@@ -89,10 +92,11 @@ pub(crate) fn batch<C: SessionConnection>(
                 let session = Arc::clone(&request.lease.session);
                 Group::add(&mut groups, &session, |group| group.renewals.push(request));
             }
-            Operation::Release(request) if request.lease.is_unanswered() => {
-                request.answer = Some(resolve_release(store, request.lease, deadline));
-            }
             Operation::Release(request) => {
+                if request.lease.is_unanswered() {
+                    unanswered.push(request);
+                    continue;
+                }
                 let session = Arc::clone(&request.lease.session);
                 let lasted = false;
                 let freeing = Freeing { request, lasted };
@@ -105,11 +109,15 @@ pub(crate) fn batch<C: SessionConnection>(
         let new = place(store, &mut groups, tries);
         tries = run(store, groups, new, &limits);
         if tries.is_empty() || retries == 0 || store.clock.now() >= until {
-            return;
+            break;
         }
         // The sessions of these attempts have ended. The server may have closed every idle connection.
         retries -= 1;
         groups = Vec::new();
+    }
+    // Last, since each of them may wait for a connection.
+    for release in unanswered {
+        release.answer = Some(resolve_release(store, release.lease, deadline));
     }
 }
 
@@ -252,18 +260,17 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
         limits: &Limits,
         is_only: bool,
     ) -> Call<Replies> {
-        let left = |until: HostInstant| until.saturating_since(store.clock.now());
         if is_only && (requests.checks.is_empty() || requests.count() == 1) {
             let until = match requests.checks.is_empty() {
                 true => limits.until,
                 false => limits.deadline,
             };
-            let sessions = &store.sessions;
-            if let Some(result) = sessions.call_alone(&self.session, &requests, left(until)) {
+            let left = || until.saturating_since(store.clock.now());
+            if let Some(result) = store.sessions.call_alone(&self.session, &requests, left) {
                 return Call::Done(result);
             }
         }
-        let left = left(limits.until);
+        let left = limits.until.saturating_since(store.clock.now());
         store.sessions.start(&self.session, requests, left)
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::LeaseVerifiers;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::failure::{Failure, unavailable, unknown};
+use crate::failure::{Failure, no_time, unavailable, unknown};
 use crate::pool::PooledConn;
 
 use super::connection::SessionConnection;
@@ -107,6 +107,9 @@ impl<C: SessionConnection> Session<C> {
         left: Duration,
         work: impl FnOnce(&mut C) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
+        if left.is_zero() {
+            return Err(no_time());
+        }
         let health = self.state().health;
         if health == Health::Doubt {
             return Err(unknown(

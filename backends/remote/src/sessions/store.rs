@@ -9,7 +9,6 @@ use lockkeeper_core::{
     Operation, ReleaseRequest, Released, RenewRequest, Renewal, StoreUrl,
 };
 
-use crate::LAST_ATTEMPT;
 use crate::failure::{Failure, Server, senseless};
 use crate::options::{Endpoint, RemoteOptions};
 use crate::pool::{Found, Pool, PooledConn};
@@ -177,7 +176,7 @@ impl<C: SessionConnection> SessionStore<C> {
         self.sessions.verifiers.add(verifier);
     }
 
-    /// Runs `work` on a connection of the pool that holds no name: until `deadline`, at least for one attempt.
+    /// Runs `work` on a connection of the pool that holds no name, until `deadline`.
     ///
     /// # Errors
     /// No connection is free or can be opened, or the error of `work`.
@@ -186,12 +185,9 @@ impl<C: SessionConnection> SessionStore<C> {
         deadline: HostInstant,
         work: impl FnMut(&mut C) -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        let now = self.clock.now();
-        let until = deadline.max(now + LAST_ATTEMPT);
-        let left = until.saturating_since(now);
-        let slot = self.pool.checkout(left.min(self.options.response_timeout));
+        let slot = self.pool.checkout(self.left(deadline));
         slot.ok_or_else(|| self.exhausted())
-            .and_then(|mut slot| self.run(&mut slot, until, &*self.connect, work))
+            .and_then(|mut slot| self.run(&mut slot, deadline, &*self.connect, work))
             .map_err(Failure::into_error)
     }
 
