@@ -12,7 +12,10 @@ use crate::examine::examine;
 use crate::failure::Refusal;
 use crate::keys::{CommonKeys, KeyRange, NameKeys, decode, name_prefix};
 use crate::store::{Store, base_in, delete_if};
-use crate::wire::{KeyValue, TxnReply, key_values, number, put, read_at};
+use crate::wire::{KeyValue, TxnReply, key_values, number, page, put, read_at};
+
+/// The most keys in one reply. A key and its value have 3 KB at most.
+const PAGE: u32 = 2_000;
 
 /// What is known of the leases and of the epochs, asked for once.
 #[derive(Default)]
@@ -84,8 +87,7 @@ impl Store {
         let mut waiting: BTreeMap<String, u64> = BTreeMap::new();
         let mut known = Known::default();
         for range in ranges {
-            let (all, _) = self.read(range, deadline).map_err(nothing_granted)?;
-            for found in all {
+            for found in self.read_in_pages(range, deadline)? {
                 let Some((namespace, name)) = decode(&found.key) else {
                     continue;
                 };
@@ -113,6 +115,26 @@ impl Store {
             (namespace, order(a)).cmp(&(other, order(b)))
         });
         Ok(held)
+    }
+
+    /// Reads keys in several requests: the reply to one has a bound.
+    fn read_in_pages(
+        &self,
+        range: &KeyRange,
+        deadline: HostInstant,
+    ) -> Result<Vec<KeyValue>, Error> {
+        let (mut rest, mut all) = (range.clone(), Vec::new());
+        loop {
+            let reply = self.ask("/v3/kv/range", &page(&rest, PAGE), deadline)?;
+            let found = key_values(&reply);
+            let last = found.iter().map(|it| &it.key).max();
+            let next = last.map(|last| format!("{last}\0"));
+            all.extend(found);
+            match next {
+                Some(next) if reply.get("more") == Some(&Value::Bool(true)) => rest.first = next,
+                _ => return Ok(all),
+            }
+        }
     }
 
     fn shown(

@@ -34,6 +34,11 @@ pub(crate) fn range(range: &KeyRange) -> Value {
     value
 }
 
+/// Returns the body of a request that reads the first keys, `most` of them.
+pub(crate) fn page(keys: &KeyRange, most: u32) -> Value {
+    with(range(keys), json!({ "limit": most }))
+}
+
 fn with(mut value: Value, fields: Value) -> Value {
     if let (Some(value), Value::Object(fields)) = (value.as_object_mut(), fields) {
         value.extend(fields);

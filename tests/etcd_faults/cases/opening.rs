@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use lockkeeper::admin::{Finding, Severity};
@@ -31,6 +32,7 @@ pub(super) const CASES: &[Case] = &[
     ("handshakes_that_are_cut_are_an_outage", cut_handshakes),
     ("other_servers_are_refused", other_servers),
     ("members_are_tried_in_turn", members_in_turn),
+    ("many_locks_are_listed", many_locks),
     ("least_ttl_follows_the_election_time_out", least_ttl),
     ("servers_of_two_clusters_are_refused", two_clusters),
     (
@@ -397,4 +399,29 @@ fn least_ttl(kind: EtcdKind) {
         let min_ttl = keeper.capabilities().min_ttl();
         assert_eq!(min_ttl, Duration::from_secs(least));
     }
+}
+
+/// The keys have more bytes together than a reply may have.
+fn many_locks(kind: EtcdKind) {
+    const LOCKS: usize = 8_000;
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let keeper = opened(&format!("etcd://{}?response_timeout=60s", server.addr()));
+    let guard = keeper.lock("a").unwrap();
+    let held = server.keys("lockkeeper/default/l/a/").unwrap().remove(0);
+    thread::scope(|scope| {
+        for part in 0..8 {
+            let (server, held) = (&server, &held);
+            scope.spawn(move || {
+                for number in (part..LOCKS).step_by(8) {
+                    let name = format!("{number}{}", "%2F".repeat(500));
+                    let key = format!("lockkeeper/default/l/{name}/w/1");
+                    server.put(&key, &held.value).unwrap();
+                }
+            });
+        }
+    });
+    let deadline = SystemClock.now() + WAIT_LIMIT;
+    let listed = keeper.admin().unwrap().held(None, deadline).unwrap();
+    assert_eq!(listed.len(), LOCKS + 1);
+    assert_eq!(guard.release().unwrap(), Released::Done);
 }
