@@ -45,9 +45,9 @@ fn start(kind: EtcdKind) -> EtcdServer {
     EtcdServer::start(kind, &EtcdOptions::new()).unwrap()
 }
 
-/// With this ttl a renewal is due after all limits of the suite.
+/// With this ttl a renewal is due after all limits of the suite. A busy machine grants many locks within this wait.
 fn open_long(server: &EtcdServer) -> LockKeeper {
-    FaultServer::open(server, "ttl=10m")
+    FaultServer::open(server, "ttl=10m&wait=30s")
 }
 
 fn loss_by_new_cluster(kind: EtcdKind) {
