@@ -36,9 +36,9 @@ pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
 /// How much later than its deadline an acquisition may return.
 const BOUND: Duration = Duration::from_millis(100);
 
-/// How many threads may have to run one after the other before an acquisition returns: the proxy's, a thread of the keeper, and
-/// the caller's. On a busy machine, each may be as late as the timer of [`Lateness`].
-const THREADS: u32 = 3;
+/// How many times a thread may have to wait for a processor before an acquisition returns: the proxy's, one of the keeper, and the
+/// caller's, each more than once. On a busy machine, each time may be as long as the timer of [`Lateness`] is late.
+const THREADS: u32 = 10;
 
 /// The time in which a store frees what was not released: the ttl of the leases and a second.
 const FREED: Duration = Duration::from_secs(3);
@@ -213,7 +213,7 @@ impl<S: FaultServer> Row<'_, S> {
         let cancel = CancelToken::new();
         let options = AcquireOptions::new().wait(moment.wait()).cancel(&cancel);
         let began = Instant::now();
-        let (due, returned, answer) = thread::scope(|scope| {
+        let (due, interrupted, returned, answer) = thread::scope(|scope| {
             if !moment.is_queued() {
                 self.interruption.begin(server, &proxy);
                 drop(former);
@@ -243,6 +243,7 @@ impl<S: FaultServer> Row<'_, S> {
             if moment.is_queued() {
                 self.interruption.begin(server, &proxy);
             }
+            let interrupted = Instant::now();
             let mut cancelled = None;
             if moment.is_cancelled() {
                 let under_way = moment.is_queued()
@@ -252,7 +253,7 @@ impl<S: FaultServer> Row<'_, S> {
                 cancel.cancel();
             }
             let (due, returned, answer) = acquiring.join().unwrap();
-            (cancelled.unwrap_or(due), returned, answer)
+            (cancelled.unwrap_or(due), interrupted, returned, answer)
         });
         let mut wrong = Vec::new();
         let what = format!("{moment:?} {:?}", self.interruption);
@@ -264,7 +265,8 @@ impl<S: FaultServer> Row<'_, S> {
         let is_true = match &answer {
             // The request that was to meet the interruption may have come before it, or the reply may be short.
             Ok(true) => moment.passing().is_some(),
-            Ok(false) => false,
+            // On a busy machine, the holder may have been seen shortly before the end of the wait.
+            Ok(false) => moment.is_queued() && due < interrupted + Duration::from_secs(2),
             Err(error) if moment.is_cancelled() => error.kind() == ErrorKind::Cancelled,
             Err(error) => [ErrorKind::Unavailable, ErrorKind::Unknown].contains(&error.kind()),
         };

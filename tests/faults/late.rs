@@ -17,6 +17,10 @@ pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
         ),
         ("renewal_later_than_ttl", renewal_later_than_ttl::<S>),
         (
+            "wait_that_ends_before_a_late_reply_is_busy",
+            wait_that_ends_before_a_late_reply::<S>,
+        ),
+        (
             "two_names_in_opposite_order",
             two_names_in_opposite_order::<S>,
         ),
@@ -95,6 +99,50 @@ fn renewal_later_than_ttl<S: FaultServer>(kind: S::Kind) {
     drop((slow, rival));
     server.assert_clean();
     assert_closed(&proxy);
+}
+
+/// A server that is busy replies later than an acquisition may end. The lock is busy all along.
+fn wait_that_ends_before_a_late_reply<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let slow = server.open_via(&proxy, "ttl=9s");
+    let rival = server.open("wait=20s");
+    drop(server.lock_after_waiting(&slow, &rival));
+    let held = rival.lock("a").unwrap();
+    let ends_as_busy = || {
+        let (answer, met_delay) = thread::scope(|scope| {
+            let waiting = scope.spawn(|| slow.try_lock_for("a", Duration::from_secs(2)));
+            until("it waits", || {
+                server.queue_length("a") == 1 || waiting.is_finished()
+            });
+            // Longer than an acquisition lasts after its deadline, and less than the time-outs.
+            let held = proxy.counts().held;
+            proxy.set(Fault::DelayReplies(Duration::from_millis(200)));
+            (waiting.join().unwrap(), proxy.counts().held > held)
+        });
+        proxy.set(Fault::Pass);
+        until("its last request is given back", || {
+            slow.pending_releases() == 0
+        });
+        match answer {
+            Ok(answer) => {
+                assert!(answer.is_none(), "the other keeper holds it");
+                met_delay
+            }
+            // On a busy machine, the holder may not have been seen for long.
+            Err(error) => {
+                assert!(error.is_retryable(), "{error:?}");
+                false
+            }
+        }
+    };
+    for _ in 0..2 {
+        until("a wait ends as busy", ends_as_busy);
+    }
+    held.release().unwrap();
+    drop(slow.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap());
+    drop((slow, rival));
+    server.assert_clean();
 }
 
 /// A store cannot detect this deadlock, since it does not know which locks one keeper needs: the deadlines end it.

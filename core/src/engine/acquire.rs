@@ -37,6 +37,8 @@ pub(super) struct Acquisition<'a, 'e> {
     pub(super) retry: &'a RefCell<Retry<'e>>,
     /// The part of the store that keeps the name.
     pub(super) part: &'a Cell<usize>,
+    /// When the store showed another holder last.
+    pub(super) busy_at: &'a Cell<Option<HostInstant>>,
     /// Backs off after a failure of the head.
     pub(super) pause: &'a Pause<'a>,
     /// The caller's own token, without the keeper's.
@@ -101,7 +103,7 @@ impl Engine {
         let key = Key::new(name, terms.mode);
         let report = AcquisitionReport::begin(self, name, terms.mode, began);
         let alone = Alone::default();
-        let part = Cell::new(0);
+        let (part, busy_at) = (Cell::new(0), Cell::new(None));
         let closing = &self.closing;
         let own = options.cancel.as_ref();
         let own = own.map(|own| own.with_parent(&closing.token));
@@ -125,6 +127,7 @@ impl Engine {
         }
         let end = self.end_of(deadline, began);
         let contended = || {
+            busy_at.set(Some(self.clock.now()));
             self.end_alone(&alone);
             self.answered(part.get(), retry.borrow().asked_at());
             self.queue.contended(key);
@@ -153,6 +156,7 @@ impl Engine {
             alone: &alone,
             retry: &retry,
             part: &part,
+            busy_at: &busy_at,
             pause: &pause,
             cancel: options.cancel.as_ref(),
             request: AcquireRequest {

@@ -1,6 +1,7 @@
 //! Acquiring a name from the store, as the head of its wait queue.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
@@ -17,6 +18,10 @@ use super::queue::Key;
 use super::release_lease::is_no_answer;
 use super::waiter::WaitKind;
 use super::{ATTEMPT_LIMIT, Engine};
+
+/// A holder that the store showed at most this long before the end of a wait is still the answer while a reply is pending.
+/// Waiters ask once a second.
+const SEEN_LATELY: Duration = Duration::from_millis(1500);
 
 impl Acquisition<'_, '_> {
     /// Acquires the name from the store as the head of its queue.
@@ -54,8 +59,19 @@ impl Acquisition<'_, '_> {
                 request.contended();
                 Ok(None)
             }
+            Err(error) if self.is_busy(&error) => Ok(None),
             result => result,
         }
+    }
+
+    /// Returns whether a wait that ended with this error ended as busy: the store showed another holder shortly before the
+    /// end, has failed no request since, and a busy one may take longer to reply than there was time.
+    fn is_busy(&self, error: &Error) -> bool {
+        let (now, seen) = (self.request.now(), self.busy_at.get());
+        error.kind() == ErrorKind::Unknown
+            && self.request.deadline.is_some_and(|at| now >= at)
+            && seen.is_some_and(|at| now < at + SEEN_LATELY)
+            && !self.gate().is_in_doubt()
     }
 
     /// Asks the store until it answers, or the retries end.
@@ -94,6 +110,7 @@ impl Acquisition<'_, '_> {
         else {
             return Ok(AttemptResult::Busy);
         };
+        self.busy_at.set(None);
         let hold = engine.confirm_grant(request, self.terms, grant)?;
         Ok(hold.map_or(AttemptResult::Expired, AttemptResult::Held))
     }

@@ -50,6 +50,8 @@ pub(crate) enum Grants {
     },
     /// Busy, and then the waiter is granted the lock this long behind its start.
     GrantedWait(Duration),
+    /// Busy, and this long behind the start of the wait there is still no reply to the next request.
+    LateReply(Duration),
     /// No answer until the test changes this, and none to a cancelled request.
     Silent,
     /// The same for this name alone.

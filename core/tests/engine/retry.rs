@@ -1,11 +1,12 @@
 //! Retries after a lost reply, and the errors that they end with.
 
 use std::error::Error as _;
+use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, Released};
 
 use crate::answers::{Grants, Releases};
-use crate::scripted_store::{ScriptedStore, eventually};
+use crate::scripted_store::{SECOND, ScriptedStore, eventually};
 
 /// Checks that printing an error and its causes, one after the other, repeats no text.
 pub(crate) fn assert_causes_are_shown_once(error: &Error) {
@@ -44,6 +45,28 @@ fn unreachable_store_after_a_lost_reply_is_unknown_and_the_grant_is_abandoned() 
     eventually("the name is given back", || {
         keeper.try_lock("a").is_ok_and(|guard| guard.is_some())
     });
+}
+
+/// A busy server takes so long. Nothing of the last request stays behind.
+#[test]
+fn wait_whose_last_reply_is_pending_ends_as_busy_where_a_holder_was_seen_lately() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    for (wait, is_lately) in [(SECOND, true), (2 * SECOND, false)] {
+        // An acquisition ends so long behind its deadline.
+        store.grants(Grants::LateReply(wait + Duration::from_millis(80)));
+        let before = store.count("a", "abandon");
+        let answer = keeper.try_lock_for("a", wait);
+        match answer {
+            Ok(guard) => assert!(is_lately && guard.is_none(), "{guard:?}"),
+            Err(error) => {
+                assert!(!is_lately, "{error}");
+                assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+            }
+        }
+        store.wait_for("a", "abandon", before + 1);
+        eventually("the name is given back", || keeper.pending_releases() == 0);
+    }
 }
 
 #[test]

@@ -284,6 +284,12 @@ impl Backend for ScriptedStore {
                 self.clock.advance(span);
                 return Err(unavailable());
             }
+            Grants::LateReply(span) => {
+                drop(state);
+                request.contended();
+                self.clock.advance(span);
+                return Err(no_reply());
+            }
             Grants::Panic => panic!("as the test wants"),
             Grants::GrantedWait(span) => {
                 state.grants = Grants::Work;
