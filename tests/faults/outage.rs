@@ -314,7 +314,10 @@ fn outage_is_told_while_nothing_listens<S: FaultServer>(kind: S::Kind) {
     let proxy = Proxy::new(server.addr()).unwrap();
     let (keeper, told) = Told::open(&server.url_with(proxy.addr(), "ttl=2s&wait=100ms"));
     let guards: Vec<_> = (0..NAMES)
-        .map(|number| keeper.lock(format!("held{number}")).unwrap())
+        .map(|number| {
+            let guard = keeper.try_lock_for(format!("held{number}"), WAIT_LIMIT);
+            guard.unwrap().unwrap()
+        })
         .collect();
     let [_, before] = told.counts();
     Outage::Refused.begin(&proxy, Moment::Pooled);

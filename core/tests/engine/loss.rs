@@ -175,11 +175,16 @@ fn panics_whose_payload_panics_end_no_thread_of_the_keeper() {
         store.next_renewal(name);
     };
     let guards = ["a", "b", "c", "d", "e"].map(|name| keeper.lock(name).unwrap());
-    for guard in &guards[..4] {
+    for (guard, behind) in guards[..4].iter().zip(1..) {
         let panics = || resume_unwind(Box::new(Endless));
         guard.lost_signal().on_lost(panics);
         ends(guard.name().as_str());
         eventually("it is lost", || !guard.is_held());
+        // Else the clock would go on before a reply has moved their deadlines.
+        eventually("the others are renewed", || {
+            let mut others = guards[behind..].iter();
+            others.all(|it| it.remaining() == 11 * SECOND)
+        });
     }
     let (sender, called) = mpsc::channel();
     let last = guards[4].lost_signal();

@@ -30,6 +30,8 @@ pub(super) const CASES: &[Case] = &[
 const ON_TURN: &str = "GREATER";
 /// A request for `lockkeeper/default/l/a/w…` that writes `{"held":fals…`, in base64.
 const WAITS: [&str; 2] = ["bG9ja2tlZXBlci9kZWZhdWx0L2wvYS93", "eyJoZWxkIjpmYWxz"];
+/// Each request about the lock `a` has it, and none about another one: `lockkeeper/default/l/a/…`, in base64.
+const OF_A: &str = "bG9ja2tlZXBlci9kZWZhdWx0L2wvYS";
 /// Only the request that raises the base of the epochs has it, where there are no permits.
 const RAISES_BASE: &str = "LESS";
 /// Only the request that grants a permit beside other ones has it.
@@ -194,7 +196,7 @@ fn unreadable_reply(kind: EtcdKind) {
     let keeper = opened(&format!("{url}{keys}"));
     let kept = keeper.lock("b").unwrap();
     for reply in REPLIES {
-        held.lock().unwrap().unreadable = Some((EtcdServer::LOCK_REQUEST, reply));
+        held.lock().unwrap().unreadable = Some((OF_A, reply));
         let error = keeper.try_lock("a").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
         held.lock().unwrap().unreadable = None;

@@ -335,7 +335,7 @@ fn cluster_slots_have_no_owner(kind: RedisKind) {
     let keeper = open(&cluster.url(), LONG_TTL);
     let held = keeper.lock("a").unwrap();
     assert_eq!(held.release().unwrap(), Released::Done);
-    until("no node knows an owner", || {
+    let has_no_owner = || {
         // The owner first: what it says of itself is believed.
         let at = |at| cluster.server((owner + at) % RedisCluster::PRIMARIES);
         let nodes: Vec<_> = (0..RedisCluster::PRIMARIES).map(at).collect();
@@ -347,19 +347,21 @@ fn cluster_slots_have_no_owner(kind: RedisKind) {
             let info = node.command(&["CLUSTER", "INFO"]).unwrap().text();
             info.is_some_and(|info| info.contains("cluster_slots_assigned:16383"))
         })
-    });
+    };
+    until("no node knows an owner", has_no_owner);
     let error = keeper.try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     let began = Instant::now();
     let waited = keeper.try_lock_for("a", Duration::from_millis(300));
     assert_eq!(waited.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(began.elapsed() < HANG);
-    let found = keeper.admin().unwrap().examine(soon()).unwrap();
-    let cluster_finding = found.iter().find(|found| found.topic == "cluster").unwrap();
-    assert!(
-        cluster_finding.what.contains("1 of 16384"),
-        "{cluster_finding:?}"
-    );
+    until("an operator is told", || {
+        // On a busy machine, an earlier message of the owner may come so late that a node believes it again.
+        has_no_owner();
+        let found = keeper.admin().unwrap().examine(soon()).unwrap();
+        let of_cluster = found.iter().find(|found| found.topic == "cluster");
+        of_cluster.unwrap().what.contains("1 of 16384")
+    });
     thread::scope(|scope| {
         let waiting = scope.spawn(|| keeper.try_lock_for("a", WAIT_LIMIT).unwrap());
         cluster
