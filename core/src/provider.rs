@@ -428,7 +428,11 @@ impl<'a> AcquireRequest<'a> {
     /// other failure, [`Backend::acquire`](crate::Backend::acquire) returns the error, and the engine
     /// calls it again.
     pub fn retry(&self, error: &Error) -> bool {
-        (self.retry)(error, self.answered_at.take()).is_ok()
+        let goes_on = (self.retry)(error, self.answered_at.get()).is_ok();
+        if goes_on {
+            self.answered_at.set(None);
+        }
+        goes_on
     }
 }
 

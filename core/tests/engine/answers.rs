@@ -50,8 +50,12 @@ pub(crate) enum Grants {
     },
     /// Busy, and then the waiter is granted the lock this long behind its start.
     GrantedWait(Duration),
-    /// Busy, and this long behind the start of the wait there is still no reply to the next request.
-    LateReply(Duration),
+    /// Busy, and this long behind the start of the wait there is still no reply to the next request. The waiter may ask
+    /// whether to repeat that.
+    LateReply {
+        span: Duration,
+        asks: bool,
+    },
     /// No answer until the test changes this, and none to a cancelled request.
     Silent,
     /// The same for this name alone.

@@ -52,9 +52,12 @@ fn unreachable_store_after_a_lost_reply_is_unknown_and_the_grant_is_abandoned() 
 fn wait_whose_last_reply_is_pending_ends_as_busy_where_a_holder_was_seen_lately() {
     let store = ScriptedStore::new();
     let keeper = store.keeper();
-    for (wait, is_lately) in [(SECOND, true), (2 * SECOND, false)] {
+    let waits = [(SECOND, true), (2 * SECOND, false)];
+    let all = waits.map(|wait| [false, true].map(|asks| (wait, asks)));
+    for ((wait, is_lately), asks) in all.into_iter().flatten() {
         // An acquisition ends so long behind its deadline.
-        store.grants(Grants::LateReply(wait + Duration::from_millis(80)));
+        let span = wait + Duration::from_millis(80);
+        store.grants(Grants::LateReply { span, asks });
         let before = store.count("a", "abandon");
         let answer = keeper.try_lock_for("a", wait);
         match answer {

@@ -284,10 +284,11 @@ impl Backend for ScriptedStore {
                 self.clock.advance(span);
                 return Err(unavailable());
             }
-            Grants::LateReply(span) => {
+            Grants::LateReply { span, asks } => {
                 drop(state);
                 request.contended();
                 self.clock.advance(span);
+                assert!(!asks || !request.retry(&no_reply()), "the wait is over");
                 return Err(no_reply());
             }
             Grants::Panic => panic!("as the test wants"),
