@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{CancelToken, Clock, Error, ErrorKind, HostInstant};
+use lockkeeper_core::{CancelToken, Clock, Error, HostInstant};
 use lockkeeper_remote::{Failure, Pool, Server};
 use serde_json::Value;
 
@@ -74,16 +74,7 @@ impl Client {
         loop {
             let connect = |left| self.connector.connect(left);
             let answer = slot.run(&*self.clock, until, connect, |connection, left| {
-                let registered = cancel.map(|cancel| cancel.on_cancel(connection.closer()));
-                let reply = connection.call(path, body, left.min(self.response_timeout));
-                drop(registered);
-                match cancel.is_some_and(CancelToken::is_cancelled) {
-                    true => Err(Failure::Unanswered(Error::new(
-                        ErrorKind::Unknown,
-                        "the acquisition was cancelled before a reply came",
-                    ))),
-                    false => reply,
-                }
+                connection.cancellable(path, body, left.min(self.response_timeout), cancel)
             });
             untried = untried.saturating_sub(1);
             match answer {

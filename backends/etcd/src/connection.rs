@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{CancelToken, Error, ErrorKind};
 use lockkeeper_remote::{
     Counts, Dialer, Failure, Http, HttpReply, OpenConnection, Server, nothing_granted, senseless,
 };
@@ -359,7 +359,7 @@ impl Connection {
     }
 
     /// Returns what closes the connection from another thread, also while a reply is waited for.
-    pub(crate) fn closer(&self) -> impl Fn() + Send + Sync + 'static {
+    fn closer(&self) -> impl Fn() + Send + Sync + 'static {
         let socket = Arc::clone(self.http.socket());
         move || drop(socket.shutdown(Shutdown::Both))
     }
@@ -376,8 +376,27 @@ impl Connection {
         body: &Value,
         limit: Duration,
     ) -> Result<Value, Failure> {
+        self.cancellable(path, body, limit, None)
+    }
+
+    /// As [`call`](Self::call), but a cancel closes the connection. That is no failure of the member.
+    pub(crate) fn cancellable(
+        &mut self,
+        path: &str,
+        body: &Value,
+        limit: Duration,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Value, Failure> {
         self.open.counts().add_commands(1);
+        let registered = cancel.map(|cancel| cancel.on_cancel(self.closer()));
         let reply = self.http.post(path, body.to_string().as_bytes(), limit);
+        drop(registered);
+        if cancel.is_some_and(CancelToken::is_cancelled) {
+            return Err(Failure::Unanswered(Error::new(
+                ErrorKind::Unknown,
+                "the acquisition was cancelled before a reply came",
+            )));
+        }
         let reply = self.noted(reply)?;
         if reply.status == 200
             && let Ok(value) = serde_json::from_slice::<Value>(&reply.body)

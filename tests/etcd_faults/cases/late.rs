@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::backends::{self, etcd::EtcdProvider};
-use lockkeeper::{ErrorKind, LockKeeper, Released};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockKeeper, Released};
 use lockkeeper_testkit::{EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, until};
 
 use super::Case;
@@ -24,6 +24,7 @@ pub(super) const CASES: &[Case] = &[
     ("key_on_another_lease_is_moved_again", other_lease),
     ("waiter_that_fails_on_its_turn_leaves_no_key", failed_turn),
     ("grant_without_a_base_leaves_no_key", failed_base),
+    ("cancel_leaves_the_other_connections", cancelled),
 ];
 
 /// Only the request of a waiter whose turn may have come has it.
@@ -296,4 +297,46 @@ fn failed_base(kind: EtcdKind) {
         keys.is_empty()
     });
     assert!(other.is_held());
+}
+
+/// A cancel closes a connection whose reply is waited for. That the member has failed would close all others, too.
+fn cancelled(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keeper = opened(&format!("etcd://{}?response_timeout=30s", proxy.addr()));
+    let rival = opened(&format!("etcd://{}", server.addr()));
+    // The second request takes another connection.
+    proxy.once(
+        EtcdServer::LOCK_REQUEST,
+        Fault::DelayReplies(Duration::from_secs(1)),
+    );
+    thread::scope(|scope| {
+        let held = proxy.counts().held;
+        let slow = scope.spawn(|| keeper.lock("x").unwrap());
+        until("its reply is late", || proxy.counts().held > held);
+        drop(keeper.lock("y").unwrap());
+        drop(slow.join().unwrap());
+    });
+    let blocker = rival.lock("a").unwrap();
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().wait(WAIT_LIMIT).cancel(&cancel);
+    let before = thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.acquire("a", &options).map(drop));
+        until("it is queued", || server.queue_length("a") == 1);
+        let held = proxy.counts().held;
+        proxy.once(
+            EtcdServer::LOCK_REQUEST,
+            Fault::DelayRequests(Duration::from_secs(1)),
+        );
+        assert_eq!(blocker.release().unwrap(), Released::Done);
+        until("its request is under way", || proxy.counts().held > held);
+        let before = proxy.counts().accepted;
+        cancel.cancel();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        before
+    });
+    until("what it left is freed", || keeper.pending_releases() == 0);
+    drop(keeper.lock("b").unwrap());
+    assert_eq!(proxy.counts().accepted, before);
 }
