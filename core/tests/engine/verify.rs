@@ -135,10 +135,6 @@ fn reasons_that_come_close_together_cost_one_round() {
         );
     }
     let took = store.clock.now().saturating_since(began);
-    assert!(
-        took >= 11 * 50 * MILLISECOND,
-        "rounds are too close: {took:?}"
-    );
     assert!(took < 5 * SECOND, "the rounds slow down: {took:?}");
     // After a pause there is no delay.
     store.clock.advance(SECOND);
