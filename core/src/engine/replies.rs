@@ -10,6 +10,7 @@ use super::exchange::{AskedAbout, AttemptAnswer, Attempted, LeaseAnswer, LeaseAs
 use super::outage::{Asked, Unanswered};
 
 /// What an answer says of the store.
+#[derive(Clone, Copy)]
 enum News<'a> {
     /// It was reached.
     Reply,

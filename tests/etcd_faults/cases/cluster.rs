@@ -232,7 +232,11 @@ fn waiter_in_minority(kind: EtcdKind) {
     witness.enter(&next);
     cluster.join();
     let second = next.token().get();
-    assert_eq!(next.release().unwrap(), Released::Done);
+    match next.release() {
+        Ok(found) => assert_eq!(found, Released::Done),
+        // The member that is back may call for an election, and a busy machine takes long for that.
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}"),
+    }
     assert!(waiter.answer().expect("it outlasts the outage") > token.max(second));
     drop(holder);
     assert_clean(&cluster, leader);
