@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LeaseVerifiers, LockName, Mode};
-use lockkeeper_remote::{Counts, Failure, LAST_ATTEMPT, Pool, PooledConn, senseless};
+use lockkeeper_remote::{Counts, Failure, LAST_ATTEMPT, Pool, PooledConn, no_time, senseless};
 use redis::{Value, cmd};
 
 use crate::bucket_keys;
@@ -272,6 +272,10 @@ impl Store {
     ) -> Result<T, Failure> {
         let remote = &self.options.remote;
         let left = until.saturating_since(self.clock.now());
+        if left.is_zero() {
+            // The node has not failed.
+            return Err(no_time());
+        }
         let slot = checkout(&self.pool, left.min(remote.response_timeout));
         let mut slot = slot.ok_or_else(|| {
             let advice = ", or find what makes the server slow";
@@ -301,5 +305,36 @@ impl Store {
         if let Some(mut idle) = self.pool.try_checkout() {
             idle.connection = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::SystemClock;
+    use lockkeeper_remote::Endpoint;
+
+    use super::*;
+    use crate::slot_map::SlotMap;
+
+    #[test]
+    fn node_is_not_suspect_for_a_request_whose_deadline_has_passed() {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let options = RedisOptions::cluster("127.0.0.1", 1);
+        let endpoint = Endpoint::tcp("127.0.0.1", 1);
+        let map = Arc::new(SlotMap::new(&options, Arc::clone(&clock)));
+        let parts = Parts {
+            node: Some(Node {
+                map: Arc::clone(&map),
+                endpoint: endpoint.clone(),
+            }),
+            ..Parts::default()
+        };
+        let options = options.at(endpoint.clone());
+        let store = Store::of_parts(&options, "shop", Arc::clone(&clock), parts).unwrap();
+        store.release("key", "lease", clock.now()).unwrap_err();
+        assert_eq!(map.rank(&endpoint), 0);
+        let until = clock.now() + Duration::from_secs(60);
+        store.release("key", "lease", until).unwrap_err();
+        assert_eq!(map.rank(&endpoint), 1, "it refuses connections");
     }
 }

@@ -45,7 +45,7 @@ pub fn unavailable(text: &str) -> Error {
 
 /// Returns the failure of a request whose deadline has passed. Sent nevertheless, it would cost the connection: there is no
 /// time for the reply.
-pub(crate) fn no_time() -> Failure {
+pub fn no_time() -> Failure {
     Failure::NotSent(unavailable(
         "there was no time left to ask the server; try again, or wait longer",
     ))

@@ -34,7 +34,7 @@ pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_
 pub use counts::{Counts, OpenConnection};
 pub use exchange::{MAX_REPLY, is_too_long};
 pub use failure::{
-    Failure, Server, is_timeout, is_untrusted, nothing_granted, senseless, unavailable,
+    Failure, Server, is_timeout, is_untrusted, no_time, nothing_granted, senseless, unavailable,
 };
 pub use findings::{connections_finding, restart_finding};
 pub use grace::RestartGrace;
