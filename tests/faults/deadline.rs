@@ -1,6 +1,9 @@
 //! Rule 2 of the contract: whatever the server does meanwhile, an acquisition returns by its deadline, does not say that the
 //! name is busy, and leaves nothing behind.
 
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -36,9 +39,9 @@ pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
 /// How much later than its deadline an acquisition may return.
 const BOUND: Duration = Duration::from_millis(100);
 
-/// How many times a thread may have to wait for a processor before an acquisition returns: the proxy's, one of the keeper, and the
-/// caller's, each more than once. On a busy machine, each time may be as long as the timer of [`Lateness`] is late.
-const THREADS: u32 = 10;
+/// How many threads may have to run one after the other before an acquisition returns: the proxy's, a thread of the keeper, and
+/// the caller's. On a busy machine, each may be as late as [`Lateness`] says.
+const THREADS: u32 = 3;
 
 /// The time in which a store frees what was not released: the ttl of the leases and a second.
 const FREED: Duration = Duration::from_secs(3);
@@ -212,17 +215,17 @@ impl<S: FaultServer> Row<'_, S> {
             .then(|| self.rival.lock(last.as_str()).unwrap());
         let cancel = CancelToken::new();
         let options = AcquireOptions::new().wait(moment.wait()).cancel(&cancel);
-        let began = Instant::now();
-        let (due, interrupted, returned, answer) = thread::scope(|scope| {
+        let (due, interrupted, returned, answer, lateness) = thread::scope(|scope| {
             if !moment.is_queued() {
                 self.interruption.begin(server, &proxy);
                 drop(former);
             }
             let requests = proxy.counts().requests;
             let acquiring = scope.spawn(|| {
+                let began = Begin::now();
                 let due = Instant::now() + moment.wait();
                 let answer = acquire(&keeper, &names, &options);
-                (due, Instant::now(), answer)
+                (due, Instant::now(), answer, self.lateness.since(&began))
             });
             if moment.is_queued() {
                 until("it is queued", || server.queue_length(last) == 1);
@@ -252,13 +255,13 @@ impl<S: FaultServer> Row<'_, S> {
                 cancelled = Some(Instant::now());
                 cancel.cancel();
             }
-            let (due, returned, answer) = acquiring.join().unwrap();
-            (cancelled.unwrap_or(due), interrupted, returned, answer)
+            let (due, returned, answer, lateness) = acquiring.join().unwrap();
+            (cancelled.unwrap_or(due), interrupted, returned, answer, lateness)
         });
         let mut wrong = Vec::new();
         let what = format!("{moment:?} {:?}", self.interruption);
         let late = returned.saturating_duration_since(due);
-        let allowed = BOUND + self.lateness.during(began);
+        let allowed = BOUND + lateness;
         if late > allowed {
             wrong.push(format!("{what}: {late:?} late, of {allowed:?}: {answer:?}"));
         }
@@ -274,13 +277,13 @@ impl<S: FaultServer> Row<'_, S> {
             wrong.push(format!("{what}: {answer:?}"));
         }
         self.interruption.end(server, &proxy);
-        let ended = Instant::now();
+        let ended = Begin::now();
         if let Some(guard) = blocker {
             guard.release().unwrap();
         }
         for name in &names {
             let guard = self.rival.try_lock_for(name.as_str(), WAIT_LIMIT).unwrap();
-            let (took, allowed) = (ended.elapsed(), FREED + self.lateness.during(ended));
+            let (took, allowed) = (ended.at.elapsed(), FREED + self.lateness.since(&ended));
             if guard.is_none() || took > allowed {
                 wrong.push(format!("{what}: {name} is free after {took:?}: {guard:?}"));
             }
@@ -303,7 +306,7 @@ fn acquire(keeper: &LockKeeper, names: &[String], options: &AcquireOptions) -> R
     }
 }
 
-/// How late the machine wakes a thread.
+/// How late the machine runs a thread: its timers are late, or a thread that could run waits for a processor.
 #[derive(Default)]
 struct Lateness(Mutex<Vec<(Instant, Duration)>>);
 
@@ -319,10 +322,49 @@ impl Lateness {
         }
     }
 
-    /// Returns by how much a call may have been late since then because of the machine.
-    fn during(&self, from: Instant) -> Duration {
+    /// Returns by how much a call of this thread may have been late since then because of the machine.
+    fn since(&self, begin: &Begin) -> Duration {
+        let waited = waits_for_processor().into_iter();
+        let waited = waited.map(|(thread, waited)| {
+            waited.saturating_sub(begin.waited.get(&thread).copied().unwrap_or_default())
+        });
         let measured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = measured.iter().rev().take_while(|(at, _)| *at >= from);
-        THREADS * since.map(|(_, late)| *late).max().unwrap_or_default()
+        let since = measured.iter().rev().take_while(|(at, _)| *at >= begin.at);
+        let late = since.map(|(_, late)| *late).chain(waited);
+        THREADS * late.max().unwrap_or_default()
     }
+}
+
+/// When something began.
+struct Begin {
+    at: Instant,
+    waited: HashMap<PathBuf, Duration>,
+}
+
+impl Begin {
+    fn now() -> Self {
+        Self {
+            at: Instant::now(),
+            waited: waits_for_processor(),
+        }
+    }
+}
+
+/// Returns for how long this thread, and each thread of a keeper or of a proxy, has waited for a processor so far, where the
+/// system says that. A thread that has slept for long waits less than one that computes: no thread's wait tells that of another.
+fn waits_for_processor() -> HashMap<PathBuf, Duration> {
+    let own = fs::read_link("/proc/thread-self").ok();
+    let own = own.map(|own| Path::new("/proc").join(own));
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
+    let of_name = tasks.flatten().map(|task| task.path()).filter(|task| {
+        let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
+        name.starts_with("lockkeeper") || name.starts_with("proxy")
+    });
+    let waited = |task: PathBuf| {
+        let stat = fs::read_to_string(task.join("schedstat")).ok()?;
+        // The time on a processor, the time of waits for one, and how often it was given one.
+        let nanos = stat.split(' ').nth(1)?.parse().ok()?;
+        Some((task, Duration::from_nanos(nanos)))
+    };
+    of_name.chain(own).filter_map(waited).collect()
 }
