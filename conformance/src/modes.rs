@@ -199,6 +199,19 @@ pub(crate) fn is_busy_in(keeper: &LockKeeper, name: &str, mode: Mode) -> bool {
     answer.is_none()
 }
 
+/// Checks that a name is busy for longer than `ttl`. A busy server may say late that a wait is over, and after a long wait that
+/// is no answer, so this waits twice.
+pub(crate) fn stays_busy(keeper: &LockKeeper, name: &str, mode: Mode, ttl: Duration) {
+    let wait = in_mode(mode).wait(ttl * 3 / 5);
+    for _ in 0..2 {
+        let answer = keeper.acquire(name, &wait);
+        assert!(
+            matches!(answer, Ok(None)),
+            "{name:?} is held, and {mode:?} had {answer:?}"
+        );
+    }
+}
+
 pub(crate) fn semaphore(keeper: &LockKeeper, name: &str, limit: u32) -> Semaphore {
     let semaphore = keeper.semaphore(name, limit);
     semaphore.unwrap_or_else(|error| panic!("the store refuses {limit} permits: {error:?}"))

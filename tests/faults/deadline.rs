@@ -200,6 +200,7 @@ impl<S: FaultServer> Row<'_, S> {
     fn run(&self) -> Vec<String> {
         let (moment, server) = (self.moment, self.server);
         let proxy = Proxy::new(server.addr()).unwrap();
+        // A name is truly busy if the server said so within the response timeout, so that is shorter than the waits in it.
         let keys = "ttl=2s&response_timeout=1500ms&connect_timeout=1500ms";
         let keeper = server.open_via(&proxy, keys);
         let names = moment.names(self.interruption);

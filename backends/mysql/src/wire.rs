@@ -26,12 +26,8 @@ const NO_CALL: u64 = u64::MAX;
 /// The call was cut off at its end.
 const CUT: u64 = u64::MAX - 1;
 
-/// How much longer a call may take than a read. A silent server ends the call by the time-out of the socket, which leaves
-/// the session open.
-const SLACK: Duration = Duration::from_millis(20);
-
-/// Cuts off calls that take too long. The crate waits anew for each piece of a reply, so a time-out of the socket does not
-/// bound a reply that comes in pieces.
+/// Cuts off calls that take too long. A time-out of the socket does not bound them: the crate waits anew for each piece of a
+/// reply, and the kernel ends a long time-out late.
 pub(crate) struct CallLimits {
     clock: Arc<dyn Clock>,
     timer: Timer,
@@ -63,7 +59,7 @@ impl CallLimits {
         limit: Duration,
         call: impl FnOnce() -> T,
     ) -> Option<T> {
-        let end = self.clock.now() + limit + SLACK;
+        let end = self.clock.now() + limit;
         wire.end.store(end.as_nanos(), Ordering::SeqCst);
         self.timer.note(end);
         let result = call();
@@ -106,7 +102,7 @@ impl Wire {
     }
 
     /// Ends the call with this end, unless it has returned. The server is not told: the watch over the socket ends the
-    /// leases of the session first.
+    /// session first. A call on a session with other leases may take as long as these last, so none is valid then.
     fn cut(&self, end: HostInstant) -> bool {
         let (end, order) = (end.as_nanos(), Ordering::SeqCst);
         let is_cut = self.end.compare_exchange(end, CUT, order, order).is_ok();

@@ -1,7 +1,8 @@
 //! Rule 4: a lease is renewed while its guard exists, and a missing reply moves no deadline.
 
-use lockkeeper_core::{ErrorKind, LockGuard, Released, WaitOutcome};
+use lockkeeper_core::{ErrorKind, LockGuard, Mode, Released, WaitOutcome};
 
+use crate::modes::stays_busy;
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take, take_with};
 use crate::tap::Fault;
@@ -10,8 +11,7 @@ pub(super) fn lease_is_renewed_beyond_its_ttl(rig: &Rig<'_>) -> Outcome {
     let lease = rig.renewed(5_000);
     let first = take(&rig.keeper_with(lease), "a");
     let second = rig.keeper();
-    let answer = second.try_lock_for("a", lease.ttl() * 6 / 5);
-    assert!(matches!(answer, Ok(None)), "the name is held: {answer:?}");
+    stays_busy(&second, "a", Mode::Exclusive, lease.ttl());
     assert!(first.is_held());
     assert_eq!(first.release().expect("the store replies"), Released::Done);
     drop(take(&second, "a"));
@@ -199,11 +199,7 @@ pub(super) fn guard_is_renewed_after_its_keeper_is_dropped(rig: &Rig<'_>) -> Out
     let guard = take(&keeper, "a");
     drop(keeper);
     let other = rig.keeper();
-    let answer = other.try_lock_for("a", rig.ttl(5_000) * 6 / 5);
-    assert!(
-        matches!(answer, Ok(None)),
-        "the lease is still renewed: {answer:?}"
-    );
+    stays_busy(&other, "a", Mode::Exclusive, rig.ttl(5_000));
     assert!(guard.is_held());
     assert_eq!(guard.release().expect("the store replies"), Released::Done);
     drop(take(&other, "a"));

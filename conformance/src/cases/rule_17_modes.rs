@@ -11,7 +11,7 @@ use super::rule_02_wait::deadlines;
 use super::rule_09_between_processes::{
     pass_between_keepers, pass_killed_waiter, pass_stopped_waiter, pass_woken_waiter,
 };
-use crate::modes::{granted, in_mode, is_busy_in, take_in};
+use crate::modes::{granted, in_mode, is_busy_in, stays_busy, take_in};
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, Skip, build};
 
@@ -81,9 +81,7 @@ pub(super) fn lease_is_renewed_beyond_its_ttl(rig: &Rig<'_>) -> Outcome {
     rig.each_pair(|pair| {
         let name = pair.name();
         let held = take_in(&rig.keeper_with(lease), &name, pair.held);
-        let wait = in_mode(pair.rival).wait(lease.ttl() * 6 / 5);
-        let answer = rig.keeper().acquire(&name, &wait);
-        assert!(matches!(answer, Ok(None)), "{pair:?}: {answer:?}");
+        stays_busy(&rig.keeper(), &name, pair.rival, lease.ttl());
         assert!(held.is_held(), "{pair:?}");
         let released = held.release().expect("the store replies");
         assert_eq!(released, Released::Done, "{pair:?}");

@@ -28,14 +28,14 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// Carries two connections. After `is_dying` is set, the first one drops everything from its next reply
-/// on, and the server does not learn that the client has closed it.
+/// Carries connections. After `is_dying` is set, the first one drops everything from its next reply on, and the server does
+/// not learn that the client has closed it.
 fn half_open(server: SocketAddr, is_dying: &Arc<AtomicBool>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     let is_dying = Arc::clone(is_dying);
     thread::spawn(move || {
-        for number in 0..2 {
+        for number in 0.. {
             let (client, _) = listener.accept().unwrap();
             let server = TcpStream::connect(server).unwrap();
             let is_dead = Arc::new(AtomicBool::new(false));
@@ -87,7 +87,7 @@ fn own_half_open_wait_is_not_busy(kind: MySqlKind) {
     let server = start(kind);
     let is_dying = Arc::new(AtomicBool::new(false));
     let url = server.url_via(half_open(server.addr(), &is_dying));
-    let keeper = open(&url, "ttl=30s");
+    let keeper = open(&url, "ttl=10m");
     let rival = open(&server.url(), "");
     let held = rival.lock("a").unwrap();
     let cancel = CancelToken::new();
@@ -101,7 +101,8 @@ fn own_half_open_wait_is_not_busy(kind: MySqlKind) {
         cancel.cancel();
         let error = cancelled.join().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
-        let next = scope.spawn(|| keeper.try_lock_for("a", Duration::from_secs(2)));
+        // Longer than the response timeout: before that, the answer of a slow server is that the rival has it.
+        let next = scope.spawn(|| keeper.try_lock_for("a", Duration::from_secs(7)));
         until("both sessions wait", || {
             waiting_for(&server, "a").len() == 2
         });
@@ -111,8 +112,10 @@ fn own_half_open_wait_is_not_busy(kind: MySqlKind) {
             Ok(_) => panic!("no other keeper holds it"),
         }
     });
-    // By now the keeper has ended its former session.
-    drop(keeper.try_lock("a").unwrap().unwrap());
+    // A slow server ends the former session at this attempt, and by itself in ten minutes.
+    until("the keeper has ended its former session", || {
+        keeper.try_lock("a").is_ok_and(|it| it.is_some())
+    });
     drop((keeper, rival));
     assert_clean(&server);
 }

@@ -87,8 +87,11 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         Ok(None)
     }
 
-    /// Returns the answer after a call without a reply. At the end of the wait, the server may only be slow: if it said a
-    /// short time ago that another holder has the name, and a reply may take that time, the name is busy.
+    /// Returns the answer after a call without a reply.
+    ///
+    /// A server that has replied within the response timeout is slow, and no outage is seen. If it said then that another
+    /// holder has the name, the name is busy at the end of the wait. A server that has been silent for longer may be gone,
+    /// and the holder with it: the answer is unknown.
     fn busy_or(&self, failure: Failure) -> Result<Granted<C>, Failure> {
         let (now, longest) = (self.request.now(), self.store.options.response_timeout);
         let is_over = self.request.deadline().is_some_and(|at| now >= at);
