@@ -198,6 +198,12 @@ struct Row<'a, S> {
 impl<S: FaultServer> Row<'_, S> {
     /// Interrupts the acquisition, and returns what was wrong.
     fn run(&self) -> Vec<String> {
+        let wrong = (0..5).find_map(|_| self.interrupt());
+        wrong.expect("the acquisition goes on until it is interrupted, in one of five attempts")
+    }
+
+    /// Interrupts the acquisition, and returns what was wrong; `None` if its wait was over before it was queued.
+    fn interrupt(&self) -> Option<Vec<String>> {
         let (moment, server) = (self.moment, self.server);
         let proxy = Proxy::new(server.addr()).unwrap();
         // A name is truly busy if the server said so within the response timeout, so that is shorter than the waits in it.
@@ -216,7 +222,7 @@ impl<S: FaultServer> Row<'_, S> {
             .then(|| self.rival.lock(last.as_str()).unwrap());
         let cancel = CancelToken::new();
         let options = AcquireOptions::new().wait(moment.wait()).cancel(&cancel);
-        let (due, interrupted, returned, answer, lateness) = thread::scope(|scope| {
+        let outcome = thread::scope(|scope| {
             if !moment.is_queued() {
                 self.interruption.begin(server, &proxy);
                 drop(former);
@@ -229,7 +235,12 @@ impl<S: FaultServer> Row<'_, S> {
                 (due, Instant::now(), answer, self.lateness.since(&began))
             });
             if moment.is_queued() {
-                until("it is queued", || server.queue_length(last) == 1);
+                until("it is queued", || {
+                    server.queue_length(last) == 1 || acquiring.is_finished()
+                });
+                if acquiring.is_finished() {
+                    return None;
+                }
             }
             if let Some(passing) = moment.passing() {
                 for _ in 0..passing {
@@ -257,8 +268,10 @@ impl<S: FaultServer> Row<'_, S> {
                 cancel.cancel();
             }
             let (due, returned, answer, lateness) = acquiring.join().unwrap();
-            (cancelled.unwrap_or(due), interrupted, returned, answer, lateness)
+            let due = cancelled.unwrap_or(due);
+            Some((due, interrupted, returned, answer, lateness))
         });
+        let (due, interrupted, returned, answer, lateness) = outcome?;
         let mut wrong = Vec::new();
         let what = format!("{moment:?} {:?}", self.interruption);
         let late = returned.saturating_duration_since(due);
@@ -291,7 +304,7 @@ impl<S: FaultServer> Row<'_, S> {
         }
         drop(keeper);
         assert_closed(&proxy);
-        wrong
+        Some(wrong)
     }
 }
 

@@ -93,15 +93,18 @@ impl<C: SessionConnection> Sessions<C> {
         Ok(sessions)
     }
 
-    /// Returns the sessions that are not over.
-    fn live(&self) -> MutexGuard<'_, Vec<Arc<Session<C>>>> {
+    /// Returns the sessions that have their connection. One that is over has it until the end of the call that is under way,
+    /// and the server may hold its names so long.
+    fn open(&self) -> MutexGuard<'_, Vec<Arc<Session<C>>>> {
         let mut list = self.list.lock();
-        list.retain(|session| !session.state().is_over());
+        list.retain(|session| !session.state().is_retired);
         list
     }
 
+    /// Returns the number of sessions that are not over.
     pub(crate) fn count(&self) -> usize {
-        self.live().len()
+        let is_live = |session: &&Arc<Session<C>>| !session.state().is_over();
+        self.open().iter().filter(is_live).count()
     }
 
     fn add(&self, session: &Arc<Session<C>>) {
@@ -116,7 +119,7 @@ impl<C: SessionConnection> Sessions<C> {
     /// none of the sessions.
     pub fn end(&self, id: C::Id) {
         let ended: Vec<_> = self
-            .live()
+            .open()
             .iter()
             .filter(|it| it.id == id)
             .cloned()
@@ -171,8 +174,8 @@ impl<C: SessionConnection> Sessions<C> {
     /// does, except one.
     pub(crate) fn unclaimed(&self, name: &C::Name, except: C::Id) -> Vec<C::Id> {
         let now = self.clock.now();
-        let live = self.live();
-        let unclaimed = live
+        let open = self.open();
+        let unclaimed = open
             .iter()
             .filter(|session| session.id != except && session.state().has_unclaimed(name, now));
         unclaimed.map(|session| session.id).collect()
@@ -344,7 +347,7 @@ impl<C: SessionConnection> Sessions<C> {
 
     /// Ends expired leases, and returns the time of the next sweep.
     fn sweep(self: &Arc<Self>, now: HostInstant) -> HostInstant {
-        let sessions = self.live().clone();
+        let sessions = self.open().clone();
         let mut next = HostInstant::NEVER;
         for session in sessions {
             let (expired, then) = session.state().take_expired(now);

@@ -61,7 +61,8 @@ fn is_lost(held: &Held) -> bool {
 enum Work {
     /// The try counts.
     Shown,
-    /// The lock was lost and the holder was notified in time, so the try does not count.
+    /// The lock was lost and the holder was notified in time, or it has no notices and the machine may have stood still, so the
+    /// try does not count.
     Lost,
 }
 
@@ -120,10 +121,12 @@ impl Both<'_> {
     }
 
     /// Repeats the second part with a longer lease if the lock was lost and the holder notified: on a
-    /// machine that stood still for longer than the lease, nothing was shown.
+    /// machine that stood still for longer than the lease, nothing was shown. For a lock that notifies no holder, the longest
+    /// lease decides.
     fn with_renewal(&self, short: Duration, run: &mut RunResult) -> Result<(), Error> {
-        for ttl in [short, short * 2, short * 4] {
-            if let Work::Shown = self.work_while_waited_for(ttl, run)? {
+        let longest = short * 4;
+        for ttl in [short, short * 2, longest] {
+            if let Work::Shown = self.work_while_waited_for(ttl, ttl == longest, run)? {
                 return Ok(());
             }
         }
@@ -133,7 +136,12 @@ impl Both<'_> {
     }
 
     /// Works for several leases while the next program waits.
-    fn work_while_waited_for(&self, ttl: Duration, run: &mut RunResult) -> Result<Work, Error> {
+    fn work_while_waited_for(
+        &self,
+        ttl: Duration,
+        is_last: bool,
+        run: &mut RunResult,
+    ) -> Result<Work, Error> {
         let state = self.context.state;
         state.reset(&[0])?;
         let held = self.slow.must_acquire(renewed(ttl))?;
@@ -162,7 +170,8 @@ impl Both<'_> {
             held.release()?;
             Ok::<_, Error>((was_notified, joined(other)?))
         })?;
-        if was_notified && !beside {
+        let may_be_late = lost.is_none() && !is_last;
+        if (was_notified && !beside) || (beside && may_be_late) {
             return Ok(Work::Lost);
         }
 

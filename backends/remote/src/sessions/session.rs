@@ -170,9 +170,12 @@ impl<C: SessionConnection> Session<C> {
         if is_over
             && let Some(mut slot) = self.slot.try_lock()
             && let Some(mut slot) = slot.take()
-            && !is_clean
         {
-            slot.connection = None;
+            if !is_clean {
+                slot.connection = None;
+            }
+            drop(slot);
+            self.state().is_retired = true;
         }
     }
 

@@ -43,6 +43,8 @@ pub(crate) struct State<N> {
     pub(crate) health: Health,
     /// Whether the session takes no more names, and the connection is not used again.
     pub(crate) is_spent: bool,
+    /// Whether the session has returned its connection to the pool, or closed it.
+    pub(crate) is_retired: bool,
     /// Whether a hold on it may have been shown to an operator: then the pool must not grant the name on
     /// the same connection again.
     was_shown: bool,
@@ -60,6 +62,7 @@ impl<N: Clone + Eq + Hash + 'static> State<N> {
         Self {
             health: Health::Good,
             is_spent: false,
+            is_retired: false,
             was_shown: false,
             expired: HashSet::new(),
             unanswered: HashSet::new(),
@@ -166,8 +169,8 @@ impl<N: Clone + Eq + Hash + 'static> State<N> {
     }
 
     /// Marks all names with an expired lease as being released. Returns these names, and when the next
-    /// lease expires. If a reply is missing, the names are dropped instead, since the session gets no more
-    /// requests.
+    /// lease expires. If a reply is missing or the session has ended, the names are dropped instead, since the session gets no
+    /// more requests.
     pub(crate) fn take_expired(&mut self, now: HostInstant) -> (Vec<N>, HostInstant) {
         let mut expired = Vec::new();
         for (name, entry) in &mut self.names {
@@ -176,7 +179,7 @@ impl<N: Clone + Eq + Hash + 'static> State<N> {
                 expired.push(name.clone());
             }
         }
-        if self.health == Health::Doubt {
+        if self.health != Health::Good {
             self.names.retain(|name, _| !expired.contains(name));
             expired.clear();
         }
