@@ -242,7 +242,7 @@ impl Error {
 
     /// Returns whether the store has replied, and cannot serve this name for now: see
     /// [`name_unavailable`](Self::name_unavailable).
-    pub(crate) fn is_of_name(&self) -> bool {
+    pub fn is_of_name(&self) -> bool {
         self.inner.of_name
     }
 

@@ -97,6 +97,8 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         let is_over = self.request.deadline().is_some_and(|at| now >= at);
         let is_slow = self.busy_at.get().is_some_and(|at| now < at + longest);
         match failure {
+            // The server has replied that the holder may be an earlier request of this store: no other one was seen.
+            Failure::Unanswered(error) if error.is_of_name() => Err(Failure::Unanswered(error)),
             Failure::Unanswered(_) if is_over && is_slow => Ok(None),
             failure => Err(failure),
         }
