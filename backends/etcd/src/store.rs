@@ -22,6 +22,8 @@ use crate::wire::{none_of, put, range, revision};
 
 /// The shortest lease of a cluster with default time-outs.
 const USUAL_MIN_TTL: Duration = Duration::from_secs(2);
+/// How often the keys of a request are looked for that may still be under way.
+const LOOKS: usize = 4;
 
 pub(crate) struct Store {
     pub(crate) client: Client,
@@ -201,17 +203,26 @@ impl Store {
         Ok(TxnReply(&reply).succeeded())
     }
 
-    /// Deletes the keys of a request.
+    /// Deletes the keys of a request, also what a request without a reply is still to write.
+    ///
+    /// A read would overtake such a request. So each look comes behind a write, which changes nothing. The server may take
+    /// requests of several connections in any order, so there are several looks.
     pub(crate) fn forget(
         &self,
         request: &AcquireRequest<'_>,
         until: HostInstant,
     ) -> Result<(), Failure> {
         let keys = self.name_keys(request.name(), request.mode());
-        let (all, _) = self.read(&keys.all(), until)?;
         let own = |it: &&KeyValue| Entry::read(&it.value).is_of(request);
-        for found in all.iter().filter(own) {
-            self.delete(&found.key, found.created, until)?;
+        for _ in 0..LOOKS {
+            self.delete(&self.keys.ended, i64::MAX, until)?;
+            let (all, _) = self.read(&keys.all(), until)?;
+            for found in all.iter().filter(own) {
+                self.delete(&found.key, found.created, until)?;
+            }
+            if all.iter().any(|it| own(&it)) {
+                break;
+            }
         }
         Ok(())
     }
