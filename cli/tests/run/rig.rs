@@ -51,7 +51,11 @@ impl Server {
     fn url(&self) -> String {
         match self {
             Self::Redis(server) => server.url(),
-            Self::MySql(server) => server.url(),
+            // The command logs in anew after a restart.
+            Self::MySql(server) => {
+                let url = format!("{}?{}", server.url(), server.key_setting());
+                url.trim_end_matches(['?', '&']).to_owned()
+            }
             Self::Postgres(server) => server.url(),
             Self::Etcd(server) => server.url(),
         }
