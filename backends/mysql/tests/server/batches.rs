@@ -290,7 +290,8 @@ fn name_is_granted_to_one_of_two_batches(kind: MySqlKind) {
         for answer in answers {
             match answer {
                 Ok(grant) => leases.extend(grant.map(|grant| grant.lease)),
-                Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}"),
+                // The holder may be the other batch, whose reply is still under way.
+                Err(error) => assert!(error.is_of_name(), "{error:?}"),
             }
         }
         assert!(leases.len() <= 3, "{leases:?}");
