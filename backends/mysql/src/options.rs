@@ -68,7 +68,7 @@ impl MySqlOptions {
 
     /// Returns the connection options, for connections of the application's own.
     ///
-    /// Without TLS, they give the password to no server whose public key is unknown: see [`server_key`](Self::server_key).
+    /// Without TLS, they give the password only to a server with a known public key: see [`server_key`](Self::server_key).
     pub fn opts(&self) -> Opts {
         let remote = &self.remote;
         let key = self

@@ -48,8 +48,8 @@ impl Opened {
         identities(&self.path) == self.files
     }
 
-    /// Calls `work` with the connection. A statement that runs for longer than `limit` fails: whoever may write the file
-    /// can add a trigger without an end.
+    /// Calls `work` with the connection. A statement that runs for longer than `limit` fails: a user who may write
+    /// the file can add a trigger without an end.
     pub(super) fn run<T>(&self, limit: Duration, work: impl FnOnce(&Connection) -> T) -> T {
         let deadline = SystemClock.now() + limit;
         self.deadline.store(deadline.as_nanos(), Ordering::Relaxed);

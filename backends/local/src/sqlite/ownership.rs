@@ -1,4 +1,4 @@
-//! Refuses a database whose files another user could have made, or could replace.
+//! Refuses a database if another user could have made its files, or could replace them.
 //!
 //! SQLite keeps half of a lock's state in files beside the database. A user who made one of them before can change it
 //! while programs hold locks, and a lock then has two holders. The sticky bit of a folder does not prevent that: it only
@@ -131,7 +131,7 @@ fn check_folder(file: &Path, database: Access) -> Result<(), Weakness> {
     };
     let access = Access::of(&data);
     let has_same_group = database.may(WRITE_GROUP) && database.group == access.group;
-    // `useradd` gives each user a group of the same number, of which nobody else is a member.
+    // `useradd` gives each user a group of the same number, and that user is its only member.
     let is_private_group = access.group == access.owner;
     let (users, chmod) = if database.may(WRITE_OTHERS) {
         return Ok(());
