@@ -131,7 +131,7 @@ impl Places<'_> {
             &format!("{path} in `drivers()` of src/lib.rs"),
         );
         self.listed(driver, "tests/conformance.rs", &["fixtures::"]);
-        self.listed(driver, "bench/src/main.rs", &["free::", "free "]);
+        self.listed(driver, "tools/bench/src/main.rs", &["free::", "free "]);
         self.listed(driver, "docs/shapes.md", &["`"]);
         let readme = self.read("README.md");
         let columns = readme
@@ -158,8 +158,8 @@ impl Places<'_> {
     fn check_server(&mut self, driver: &DriverSource) {
         for (file, before) in [
             ("scripts/servers", "wanted "),
-            ("testkit/src/lib.rs", "mod "),
-            ("soak/src/store.rs", "mod "),
+            ("tools/testkit/src/lib.rs", "mod "),
+            ("tools/soak/src/store.rs", "mod "),
             ("cli/compare.schema.json", "|"),
         ] {
             self.listed(driver, file, &[before]);

@@ -12,11 +12,7 @@ pub(crate) fn servers_folder() -> PathBuf {
         .map_or_else(
             || {
                 let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-                package
-                    .parent()
-                    .unwrap_or(package)
-                    .join("target")
-                    .join("servers")
+                package.join("../../target/servers")
             },
             PathBuf::from,
         )
