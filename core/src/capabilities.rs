@@ -17,7 +17,7 @@ pub enum Capability {
     CrossHost,
     /// Grants the lock of a process that has died to the next holder at once, not after its ttl.
     DeadOwnerTakeOver,
-    /// Has SQL by which the application's own transaction can prove a hold; see
+    /// Provides SQL by which the application's own transaction can prove a hold; see
     /// [`LockGuard::commit_proof`](crate::LockGuard::commit_proof).
     CommitProof,
     /// Grants [`Mode::Shared`](crate::Mode::Shared).

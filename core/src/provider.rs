@@ -299,7 +299,7 @@ impl<'a> AcquireRequest<'a> {
         self.name
     }
 
-    /// Has the request ask for another mode than an exclusive one.
+    /// Sets the mode of the request, which is exclusive otherwise.
     #[must_use]
     pub fn with_mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
@@ -311,7 +311,7 @@ impl<'a> AcquireRequest<'a> {
         self.mode
     }
 
-    /// Has the request propose the epoch of its grant: see [`proposed_epoch`](Self::proposed_epoch).
+    /// Sets the epoch that the request proposes for its grant: see [`proposed_epoch`](Self::proposed_epoch).
     #[must_use]
     pub fn with_proposed_epoch(mut self, epoch: u64) -> Self {
         self.proposed_epoch = Some(epoch);
@@ -330,14 +330,14 @@ impl<'a> AcquireRequest<'a> {
         self.proposed_epoch
     }
 
-    /// Has the request wait until `deadline`.
+    /// Makes the request wait until `deadline`.
     #[must_use]
     pub fn waiting_until(mut self, deadline: HostInstant) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Has a token end the wait of the request early.
+    /// Sets the token that ends the wait of the request early.
     #[must_use]
     pub fn cancelled_by(mut self, cancel: Option<&'a CancelToken>) -> Self {
         self.cancel = cancel;
@@ -355,7 +355,7 @@ impl<'a> AcquireRequest<'a> {
         self.deadline
     }
 
-    /// Has the call return by `end`.
+    /// Sets the time by which the call returns.
     #[must_use]
     pub fn ending_at(mut self, end: HostInstant) -> Self {
         self.end = end;

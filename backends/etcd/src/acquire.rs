@@ -123,7 +123,7 @@ fn leave(attempt: &Attempt<'_>, created: i64, until: HostInstant) {
     }
 }
 
-/// Has the keys of this process that wait end soon, unless their waiters move them to another lease.
+/// Retires the lease of this process' waiting keys, so that they end soon unless their waiters move them to another.
 fn retire_waiting(attempt: &Attempt<'_>) {
     let store = attempt.store;
     store.leases.retire_for(store.min_ttl());

@@ -157,7 +157,7 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    /// Has no more keys bound to these leases.
+    /// Retires these leases: no more keys are bound to them.
     pub(crate) fn retire(&self, bound: &Bound) {
         self.store.leases.retire(bound.held.id);
         if let Some(id) = bound.waiting {

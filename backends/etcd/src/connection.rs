@@ -318,7 +318,7 @@ impl Connector {
         }
     }
 
-    /// Has the next connection lead to another member than the one of this number.
+    /// Makes the next connection lead to another member than the one of this number.
     fn avoid(&self, member: usize) {
         avoid(&self.preferred, member);
     }

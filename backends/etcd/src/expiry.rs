@@ -109,7 +109,7 @@ impl Expiry {
         }
     }
 
-    /// Has the lease for `ttl` kept alive soon, so that a key that was bound to it at `granted` has its whole ttl.
+    /// Schedules a keep-alive of the lease for `ttl`, so that a key that was bound to it at `granted` has its whole ttl.
     pub(crate) fn refresh(&self, ttl: Duration, granted: HostInstant) {
         self.enter_refresh(Refresh::new(ttl, granted));
     }

@@ -68,7 +68,7 @@ pub(crate) fn name_prefix(key: &str) -> &str {
 #[derive(Clone, Debug)]
 pub(crate) struct CommonKeys {
     prefix: String,
-    /// Has the number that epochs add to the revision.
+    /// Key of the number that epochs add to the revision.
     pub(crate) base: String,
     /// Is written when an operator takes a lock away.
     pub(crate) ended: String,

@@ -180,7 +180,7 @@ impl Connection {
         }
     }
 
-    /// Has `on_end` called when the server closes the connection.
+    /// Registers `on_end`, which is called when the server closes the connection.
     pub(crate) fn watch(
         &self,
         on_end: impl FnOnce() + Send + 'static,

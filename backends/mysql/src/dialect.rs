@@ -39,8 +39,8 @@ impl Dialect {
         }
     }
 
-    /// Has the server end a session after `seconds` without a request, and removes the server's limit for
-    /// the time of a statement.
+    /// Returns the statement that makes the server end a session after `seconds` without a request. It also removes the
+    /// server's limit for the time of a statement.
     pub(crate) fn set_idle(self, seconds: u64) -> String {
         let limit = self.statement_limit();
         format!("SET SESSION wait_timeout = {seconds}, {limit} = 0")

@@ -122,8 +122,8 @@ impl MySqlOptions {
         self
     }
 
-    /// Has the application make the connections: by a tunnel, with passwords that change, or with TLS of its choice. The
-    /// address of these options names the server for people only.
+    /// Lets the application make the connections: by a tunnel, with passwords that change, or with TLS of its choice.
+    /// The address of these options names the server for people only.
     ///
     /// `connect` gets the time that it may take: a connection that comes later is closed. A provider keeps up to
     /// [`pool_size`](Self::pool_size) connections open.
@@ -155,8 +155,8 @@ impl MySqlOptions {
         self
     }
 
-    /// Has the application lend the connections of a pool, such as an `r2d2::Pool`. The address of these options names
-    /// the server for people only.
+    /// Lets the application lend the connections of a pool, such as an `r2d2::Pool`. The address of these options
+    /// names the server for people only.
     ///
     /// `lend` gets the time that it may take. A provider borrows up to [`pool_size`](Self::pool_size) connections; the pool
     /// needs so many beside those that the application uses at the same time.

@@ -155,7 +155,7 @@ impl Wire {
         })
     }
 
-    /// Has `on_end` called when the server closes the connection: see [`SocketWatch::watch`].
+    /// Registers `on_end`, which is called when the server closes the connection: see [`SocketWatch::watch`].
     pub(crate) fn watch(
         &self,
         watch: &SocketWatch,

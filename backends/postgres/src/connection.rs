@@ -62,7 +62,7 @@ const PREPARE: &str = "SELECT pg_catalog.pg_advisory_lock_shared($1, $2), pg_cat
 const SYSTEM: &str =
     "SELECT system_identifier || ' ' || current_setting('port') FROM pg_control_system()";
 
-/// Has the server look, while a session waits for a lock, whether its client is still there. Not every system that
+/// Makes the server look, while a session waits for a lock, whether its client is still there. Not every system that
 /// PostgreSQL runs on can, so a refusal is ignored: the wait then ends with its `lock_timeout`.
 const CHECK_CLIENT: &str =
     "SELECT pg_catalog.set_config('client_connection_check_interval', '100', false)";
@@ -228,7 +228,7 @@ impl Connection {
         }
     }
 
-    /// Has `on_end` called when the server closes the connection: see [`SocketWatch::watch`].
+    /// Registers `on_end`, which is called when the server closes the connection: see [`SocketWatch::watch`].
     pub(crate) fn watch(
         &mut self,
         watch: &SocketWatch,

@@ -50,7 +50,7 @@ impl PostgresOptions {
         self
     }
 
-    /// Has the application connect: by a tunnel, or with TLS of its choice. The provider logs in on the byte stream, so the
+    /// Lets the application connect: by a tunnel, or with TLS of its choice. The provider logs in on the byte stream, so the
     /// user, the password and the database are those of these options. Their address names the server for people, and with
     /// [`tls`](Self::tls) its host is the one of the server's certificate.
     ///

@@ -119,7 +119,7 @@ impl Hold {
         }
     }
 
-    /// Has a cancel of the request end the waits for votes, until the result is dropped.
+    /// Makes a cancel of the request end the waits for votes, until the result is dropped.
     pub(crate) fn wake_on_cancel(
         self: &Arc<Self>,
         request: &AcquireRequest<'_>,

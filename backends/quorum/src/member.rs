@@ -220,7 +220,7 @@ impl Member {
         )
     }
 
-    /// Has a store that is opened late need what the quorum has declared.
+    /// Sets what a store that is opened late must promise: what the quorum has declared.
     pub(crate) fn require(&self, needs: Vec<Capability>) {
         lock(&self.store).needs = needs;
     }
@@ -239,7 +239,7 @@ impl Member {
         self.posted.notify_one();
     }
 
-    /// Has the worker release a lease.
+    /// Posts the release of a lease to the worker.
     pub(crate) fn release(&self, hold: &Arc<Hold>, lease: ErasedLease, deadline: HostInstant) {
         self.post(Job::Release {
             ends: self.clock.now() + hold.ttl,
@@ -249,7 +249,7 @@ impl Member {
         });
     }
 
-    /// Has the worker repeat a job after a pause. A worker that is to end repeats nothing.
+    /// Posts a job to the worker once more, after a pause. A worker that is to end repeats nothing.
     pub(crate) fn post_again(&self, job: Job) {
         let pause = RELEASE_EVERY.mul_f64(0.5 + fastrand::f64());
         let at = self.clock.now() + pause;
@@ -281,7 +281,7 @@ impl Member {
         self.was_slow.store(true, Ordering::Relaxed);
     }
 
-    /// Has the worker end when it has carried out what is posted.
+    /// Ends the worker when it has carried out what is posted.
     pub(crate) fn close(&self) {
         lock(&self.queue).is_closed = true;
         self.posted.notify_one();

@@ -191,7 +191,7 @@ impl Quorum {
         }
     }
 
-    /// Has the members renew the leases of a hold.
+    /// Posts the renewals of a hold's leases to the members.
     fn ask_renewal(
         &self,
         hold: &Arc<Hold>,

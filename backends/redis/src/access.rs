@@ -53,7 +53,7 @@ impl Access {
         })
     }
 
-    /// Has connections choose a database.
+    /// Makes connections choose a database.
     pub(crate) fn with_database(mut self, database: u32) -> Self {
         if database != 0 {
             let select = cmd("SELECT").arg(database).get_packed_command();

@@ -91,8 +91,8 @@ impl<'a> Call<'a> {
         (reply, self.asked_at)
     }
 
-    /// Has a renewal that got no reply repeated by the next run, if there is time. A lease that is renewed
-    /// twice is none the worse.
+    /// Marks a renewal without a reply for the next run, if there is time, and returns whether it did. Renewing a lease
+    /// twice does no harm.
     pub(crate) fn repeat_renewal(&mut self, now: HostInstant) -> bool {
         let is_unanswered = matches!(self.state, State::Done(Err(Failure::Unanswered(_))));
         let repeats =

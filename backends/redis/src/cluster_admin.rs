@@ -46,7 +46,7 @@ impl Cluster {
         }
     }
 
-    /// Has each primary answer.
+    /// Asks each primary, and returns its answers.
     fn on_all<T>(
         &self,
         deadline: HostInstant,

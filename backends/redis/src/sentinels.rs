@@ -143,7 +143,7 @@ impl Sentinels {
         self.all.get(at).map(|sentinel| (at, sentinel))
     }
 
-    /// Has the next sentinel asked first, unless another thread has done so.
+    /// Makes the next sentinel the first one to ask, unless another thread has done so.
     fn avoid(&self, at: usize) {
         let next = (at + 1) % self.all.len().max(1);
         let order = Ordering::Relaxed;

@@ -127,7 +127,7 @@ impl SlotMap {
         self.known.lock().rank(node)
     }
 
-    /// Has the map asked for before it is used again. `suspect` is a node that failed.
+    /// Marks the map as doubtful: it is read anew before its next use. `suspect` is a node that failed.
     pub(crate) fn doubt(&self, suspect: Option<&Endpoint>) {
         let mut known = self.known.lock();
         known.doubts += 1;

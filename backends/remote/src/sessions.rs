@@ -164,7 +164,7 @@ impl<C: SessionConnection> Sessions<C> {
         }
     }
 
-    /// Has the sweeper release a name that no guard holds.
+    /// Leaves the release of a name that no guard holds to the sweeper.
     fn leave_over(&self, session: &Session<C>, name: &C::Name) {
         let (granted, until) = (None, self.clock.now() + SWEEP_RETRY);
         self.set(session, name, Entry { granted, until });

@@ -46,7 +46,7 @@ impl Dialer {
         })
     }
 
-    /// Has the application connect, if it has a function for that.
+    /// Lets the application connect, if it has a function for that.
     #[must_use]
     pub fn with_supplier(mut self, supplier: Option<Supplier<Transport>>) -> Self {
         self.supplier = supplier;
@@ -110,7 +110,7 @@ impl Dialer {
     }
 }
 
-/// Has a socket send at once, and notice a dead network.
+/// Makes a socket send at once, and notice a dead network.
 fn prepare(socket: TcpStream) -> io::Result<TcpStream> {
     socket.set_nodelay(true)?;
     #[cfg(any(target_os = "linux", target_os = "macos"))]

@@ -27,7 +27,7 @@ impl BackgroundUse {
         Some(body(&engine))
     }
 
-    /// Has [`end`](Self::end) wait until the result is dropped. Drop the engine before it, so that the
+    /// Makes [`end`](Self::end) wait until the result is dropped. Drop the engine before it, so that the
     /// engine is gone then. `None` after the end.
     pub(super) fn begin(&self) -> Option<Sender<Infallible>> {
         Some(lock(&self.0).as_ref()?.0.clone())

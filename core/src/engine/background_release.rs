@@ -120,7 +120,7 @@ impl BackgroundReleases {
         }
     }
 
-    /// Has each release that is left ask the store once at most.
+    /// Limits each release that is left to one request to the store.
     pub(super) fn end(&self) {
         self.ended.cancel();
     }

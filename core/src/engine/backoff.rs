@@ -44,7 +44,7 @@ impl Limits<'_> {
         self.cancel.is_some_and(CancelToken::is_cancelled)
     }
 
-    /// Has a cancel unpark the thread of `parker` until the result is dropped.
+    /// Registers a cancel that unparks the thread of `parker`, until the result is dropped.
     pub(super) fn unpark_on_cancel(&self, parker: &Parker) -> Option<CancelRegistration> {
         let unparker = parker.unparker().clone();
         self.cancel

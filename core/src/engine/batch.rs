@@ -241,7 +241,7 @@ impl<A: Kind, B: Kind> State<A, B> {
         }
     }
 
-    /// Has a thread begin with the queue if there is one, and nothing is under way.
+    /// Returns the number of the next batch if requests are queued and no batch is under way.
     fn start(&mut self) -> Option<u64> {
         if self.stage != Stage::Idle || self.is_empty() {
             return None;

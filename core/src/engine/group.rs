@@ -131,12 +131,12 @@ impl Engine {
         }
     }
 
-    /// Has attempts go with the next batch of each part of the store.
+    /// Adds attempts to the next batch of each part of the store.
     pub(super) fn send_attempts(self: &Arc<Self>, attempts: &[&Queued<Attempts>]) {
         self.send_together(attempts, Requests::push_first);
     }
 
-    /// Has requests go with the next batch of each part of the store, into whose queue `push` puts them.
+    /// Adds requests to the next batch of each part of the store. `push` puts them into its queue.
     fn send_together<K: Kind>(
         self: &Arc<Self>,
         all: &[&Queued<K>],
@@ -205,7 +205,7 @@ impl Engine {
         }
     }
 
-    /// Has the keeper's threads ask the store about a lease, and waits for the answer until the deadline or a cancel.
+    /// Sends a request about a lease by the keeper's threads, and waits for the answer until the deadline or a cancel.
     pub(super) fn ask_in_batch(
         self: &Arc<Self>,
         ask: LeaseAsk,
@@ -327,7 +327,7 @@ impl Engine {
         }
     }
 
-    /// Has the keeper's threads send the queue of a part.
+    /// Schedules the queue of a part on the keeper's threads.
     fn start_sender(self: &Arc<Self>, part: usize, number: u64) {
         self.start_work(vec![(JobKind::Send(part), Job::Send { part, number })]);
     }

@@ -230,8 +230,8 @@ impl<'a> HeadPermit<'a> {
         }
     }
 
-    /// Has a thread of the keeper free what an attempt without a reply may have been granted, before another thread
-    /// of the process asks for the name.
+    /// Schedules the release of what an attempt without a reply may have been granted. A thread of the keeper sends it,
+    /// before another thread of the process asks for the name.
     pub(super) fn abandon(&mut self, request: &AcquireRequest<'_>) {
         // Without an owner, what it may have been granted was given up already.
         if request.owner.get().is_some() {

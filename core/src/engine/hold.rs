@@ -176,7 +176,7 @@ impl Hold {
         self.restart_max_hold(now);
     }
 
-    /// Has the time for which the keeper renews the lease begin anew.
+    /// Restarts the time for which the keeper renews the lease.
     fn restart_max_hold(&self, now: HostInstant) {
         let max_hold = self.max_hold.load(Ordering::Acquire);
         let until = now.as_nanos().saturating_add(max_hold);

@@ -227,7 +227,7 @@ impl Queue {
         self.change(key, |state, _| state.detach(hold));
     }
 
-    /// Has [`scan`](Self::scan) poll the holds of a name at `due` at the latest.
+    /// Makes [`scan`](Self::scan) poll the holds of a name at `due` at the latest.
     pub(crate) fn note_due(&self, key: Key<'_>, due: u64) {
         let mut names = self.names(key);
         names.due = names.due.min(due);

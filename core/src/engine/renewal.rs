@@ -100,7 +100,7 @@ impl Engine {
         next
     }
 
-    /// Has the keeper's threads do `jobs`. Returns true if jobs are queued and more threads could join: call it again,
+    /// Schedules `jobs` on the keeper's threads. Returns true if jobs are queued and more threads could join: call it again,
     /// after [`MAX_QUEUED`].
     pub(super) fn start_work(self: &Arc<Self>, jobs: Vec<(JobKind, Job)>) -> bool {
         let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
@@ -206,7 +206,7 @@ impl Engine {
         answer.map_err(|error| self.located(&hold.name, error))
     }
 
-    /// Has a lease renewed now.
+    /// Schedules the renewal of a lease for now.
     pub(super) fn verify(&self, hold: &Hold) {
         hold.doubt();
         self.queue.note_due(hold.key(), hold.due());

@@ -172,7 +172,7 @@ impl Engine {
         gate.fail(unanswered, self.clock.now(), report);
     }
 
-    /// Has a thread of the keeper report that an outage has begun. The calling thread may have to release or renew a
+    /// Reports by a thread of the keeper that an outage has begun. The calling thread may have to release or renew a
     /// lease first, and the observers are the user's code.
     fn report_outage(&self, since: HostInstant, reason: &Error) {
         let mut state = lock(&self.outage_reports.0);
@@ -184,7 +184,7 @@ impl Engine {
         }
     }
 
-    /// Has a thread of the keeper report that an outage has ended, if it was the only one.
+    /// Reports by a thread of the keeper that an outage has ended, if it was the only one.
     fn report_outage_end(&self) {
         let now = self.clock.now();
         let mut state = lock(&self.outage_reports.0);

@@ -63,12 +63,12 @@ impl<'a> Retry<'a> {
         self.asked_at = began;
     }
 
-    /// Has the operation retry while the store cannot be reached, together with all others of `gate`.
+    /// Makes the operation retry while the store cannot be reached, together with all others of `gate`.
     pub(super) fn ride_out(&mut self, gate: &'a OutageGate) {
         self.rider = Some(Rider::new(gate));
     }
 
-    /// Has the operation retry also while all connections are in use. `lost_reply` is the error of an
+    /// Makes the operation retry also while all connections are in use. `lost_reply` is the error of an
     /// attempt that was made before.
     pub(super) fn continued(mut self, lost_reply: Option<Error>) -> Self {
         self.waits_for_pool = true;
@@ -81,7 +81,7 @@ impl<'a> Retry<'a> {
         self.lost_reply.as_ref()
     }
 
-    /// Has the operation retry for at most `limit` after its first failure.
+    /// Limits retries to `limit` after the first failure.
     pub(super) fn limit_to(&mut self, limit: Duration) {
         self.resolve_limit = Some(limit);
     }

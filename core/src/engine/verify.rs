@@ -131,13 +131,13 @@ impl Doubts {
 }
 
 impl Engine {
-    /// Has the leases of a part verified, as soon as the pace of the rounds permits, since the store answers again.
+    /// Schedules a check of the leases of a part, since the store answers again. The pace of the rounds decides when.
     pub(super) fn verify_part(&self, part: &Part) {
         part.doubts.is_back.store(true, Ordering::SeqCst);
         self.timer.note(HostInstant::from_nanos(0));
     }
 
-    /// Has all leases verified, since the backend has noticed that some may have ended.
+    /// Schedules a check of all leases, since the backend has noticed that some may have ended.
     fn verify_leases(&self) {
         for part in self.parts.iter() {
             part.doubts.is_noticed.store(true, Ordering::SeqCst);
@@ -146,8 +146,7 @@ impl Engine {
     }
 }
 
-/// Has a keeper verify its leases at once: what a backend does that notices that leases may have
-/// ended.
+/// Asks a keeper to verify its leases at once. A backend calls it when it notices that leases may have ended.
 ///
 /// A backend gets it by [`Backend::watch_leases`](crate::Backend::watch_leases). Clones are for the
 /// same keeper. It does not keep the keeper alive.
@@ -165,7 +164,7 @@ impl LeaseVerifier {
         }
     }
 
-    /// Has the keeper renew all its leases now, in batches, on its own threads. Those that the store
+    /// Makes the keeper renew all its leases now, in batches, on its own threads. Those that the store
     /// no longer has are lost as soon as it says so. A fixed lease is renewed, too, but for no longer
     /// than it has left.
     ///
@@ -205,7 +204,7 @@ impl LeaseVerifiers {
         all.push(verifier);
     }
 
-    /// Has each keeper verify all its leases. Returns at once.
+    /// Makes each keeper verify all its leases. Returns at once.
     pub fn verify_all(&self) {
         // A keeper may end here. What ends with it must not wait for this mutex.
         let all = lock(&self.0).clone();

@@ -126,7 +126,7 @@ impl Slot {
 }
 
 impl Slot {
-    /// Has the next use check that the files still exist.
+    /// Makes the next use check that the files still exist.
     pub(super) fn check_files(&self) {
         lock(&self.current).checked_at = HostInstant::from_nanos(0);
     }

@@ -1,4 +1,4 @@
-//! Has the keepers of a provider verify their leases as soon as another process says that some have ended.
+//! Makes the keepers of a provider verify their leases as soon as another process says that some have ended.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};

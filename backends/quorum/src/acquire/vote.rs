@@ -86,7 +86,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Has the next proposal be larger than `last`, which members answered to a proposal that began at `began`.
+    /// Raises the next proposal above `last`, which members answered to a proposal that began at `began`.
     pub(super) fn learn(
         &mut self,
         proposed: u64,
@@ -111,7 +111,7 @@ impl Acquisition<'_> {
         lock(&self.quorum.epochs).next(SystemTime::now(), self.least_epoch)
     }
 
-    /// Has all members vote, but those that have granted already.
+    /// Asks all members for their votes, but those that have granted already.
     fn vote(&mut self) -> VoteResult {
         let (quorum, request) = (self.quorum, self.request);
         let now = request.now();

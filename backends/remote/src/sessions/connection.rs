@@ -62,7 +62,7 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
     /// Returns what ends the session from another thread, also while a request waits in the server.
     fn canceller(&self) -> impl Fn() + Send + Sync + 'static;
 
-    /// Has the server end the session after it was idle for a time; costs nothing if that is set already.
+    /// Makes the server end the session after it was idle for a time. Costs nothing if that is set already.
     ///
     /// # Errors
     /// The server was not told.

@@ -170,7 +170,7 @@ impl<C: SessionConnection> SessionStore<C> {
         }
     }
 
-    /// Has a keeper verify its leases when a session has ended: see
+    /// Registers a keeper that verifies its leases when a session has ended: see
     /// [`Backend::watch_leases`](lockkeeper_core::Backend::watch_leases).
     pub fn watch_leases(&self, verifier: LeaseVerifier) {
         self.sessions.verifiers.add(verifier);

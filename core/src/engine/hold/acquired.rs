@@ -52,8 +52,8 @@ impl Acquired {
         }
     }
 
-    /// Has `callback` called when this guard is lost. Gives it back if that has happened already,
-    /// and drops it if the guard was released.
+    /// Registers `callback` for the loss of this guard. Returns it if the guard is lost already, and drops it if the
+    /// guard was released.
     pub(crate) fn on_lost<F: FnOnce() + Send + 'static>(
         &self,
         callback: F,

@@ -179,7 +179,7 @@ impl Hold {
         Ok(inside.lease.take(LeaseSlot::Gone))
     }
 
-    /// Has the lease released when its renewal comes back, and then the end of `guard` reported.
+    /// Marks the lease for release when its renewal comes back. The end of `guard` is reported then.
     ///
     /// # Errors
     /// The guard and the lease, if no renewal has it. Without a lease it was released before.
