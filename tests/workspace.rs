@@ -114,10 +114,8 @@ impl Places<'_> {
             self.read("src/lib.rs").contains(&module),
             "its module in `backends` of src/lib.rs",
         );
-        for file in ["ARCHITECTURE.md", "docs/decisions.md"] {
-            let is_there = self.read(file).contains(&path);
-            self.want(is_there, &format!("its part of {file}"));
-        }
+        let is_there = self.read("ARCHITECTURE.md").contains(&path);
+        self.want(is_there, "its part of ARCHITECTURE.md");
         is_optional
     }
 

@@ -1,4 +1,7 @@
 //! Proof of a hold in the transaction that the lock protects.
+//!
+//! A store has a proof only if its SQL answers for the moment at which it runs. SQL that reads rows cannot know
+//! that the snapshot of its transaction is old, so SQLite has none.
 
 use std::fmt;
 

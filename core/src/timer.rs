@@ -1,4 +1,7 @@
 //! A thread that runs a closure when something is due.
+//!
+//! The closure of a keeper's timer must not call the store: one call that hangs would delay the notice of every
+//! loss.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,6 @@
 //! Operations of many callers in one transaction.
+//!
+//! A server with a smaller `--max-txn-ops` refuses a batch and does nothing of it. Later batches are half as large.
 
 use std::sync::atomic::Ordering;
 

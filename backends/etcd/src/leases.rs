@@ -2,6 +2,10 @@
 //!
 //! So a keep-alive serves all locks with one ttl, and an acquisition needs no lease of its own. A key ends with the
 //! lease, or by [`expiry`](crate::expiry) when its own renewals stop while others keep the lease alive.
+//!
+//! A lease for each lock would cost each acquisition another write (`LeaseGrant` goes through the log), and each
+//! lock a keep-alive of its own. An acquisition needs a lease that was kept alive lately, and the guard counts from
+//! that keep-alive.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

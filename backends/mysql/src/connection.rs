@@ -1,4 +1,8 @@
 //! One connection to a server, and requests on it.
+//!
+//! In the second of the server's start nothing is granted. `UUID_SHORT()` begins with that second, so a server that
+//! is killed and started again within it would mint the same tokens. That is no outage for a fallback, since others
+//! may lock there.
 
 use std::collections::BTreeMap;
 use std::mem::take;

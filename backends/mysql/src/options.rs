@@ -1,4 +1,7 @@
 //! The options of a MySQL or MariaDB server.
+//!
+//! The mysql crate encrypts the password with the key that the server sends, unless it has a file of that key. So
+//! it always gets a path, if need be that of no file.
 
 #[cfg(unix)]
 use std::error::Error as StdError;

@@ -1,6 +1,9 @@
 //! The SQL that both kinds of server have. Names are bound where the statement can be prepared at no cost.
 //! Where they are pasted, the type is [`EncodedName`]: the mysql crate lets a server run several statements
 //! at once (CLIENT_MULTI_STATEMENTS) and offers no way to switch that off.
+//!
+//! The commit proof is one statement that other databases refuse by name: they skip the comment `/*! … */`, and
+//! find no table `this_commit_proof_is_for_mysql_or_mariadb`.
 
 use lockkeeper_core::{Proof, ProofValue};
 use lockkeeper_remote::sessions::{Requests, SessionLease};

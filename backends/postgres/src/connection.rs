@@ -1,4 +1,7 @@
 //! One connection to a server, and requests on it.
+//!
+//! `plan_cache_mode` is set since the server would plan a prepared statement anew for its first five runs. A
+//! connection to a replica is replaced: its address may lead to the primary by now.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Write};

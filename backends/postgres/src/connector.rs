@@ -1,4 +1,8 @@
 //! Opens connections to the server.
+//!
+//! PgBouncer tells a client another number than the session's own. Only then a second connection keeps a
+//! transaction open, and shows whether the first one still has its session. That comes before any setting or lock,
+//! which would stay on the session for other clients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};

@@ -1,4 +1,8 @@
 //! Epochs: the server's clock, read while the lock is held.
+//!
+//! A sequence would need a right, and goes back when a replica takes over that had not received it.
+//! `pg_current_xact_id()` may repeat after a crash. A clock that is set back is noticed by providers that were open
+//! before, and by no other one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

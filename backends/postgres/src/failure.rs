@@ -1,4 +1,7 @@
 //! The meaning of errors of the server and of the connection, with advice.
+//!
+//! PgBouncer has one code for all errors of its own, so its texts are listed. Only an outage may open a fallback. A
+//! full pool is none, since others hold locks behind it, and neither is an unknown text.
 
 use std::io;
 

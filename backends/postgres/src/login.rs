@@ -1,4 +1,7 @@
 //! Logging in: TLS, the start-up message and the password.
+//!
+//! SCRAM is without channel binding: the certificate is checked, so a server in between is refused before the
+//! password is asked for. A password is sent as it is over TLS and Unix sockets alone.
 
 use std::io::{self, Read, Write};
 

@@ -1,4 +1,7 @@
 //! Inspects a server on opening: does it keep locks correctly?
+//!
+//! CockroachDB, YugabyteDB and some poolers answer to advisory locks and keep none, so the session looks for its
+//! own mark in `pg_locks`.
 
 use std::time::Duration;
 

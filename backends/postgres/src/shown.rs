@@ -1,4 +1,6 @@
 //! The names that a session shows to operators: the key of a lock is a hash, and cannot say its name.
+//!
+//! A name counts only if the session holds its key.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;

@@ -2,6 +2,8 @@
 //!
 //! The sessions of this library look up names in `pg_catalog` alone. In a transaction of the application, objects of other
 //! users may come first, so a statement for that names the schema of each function, operator, type and table.
+//!
+//! Several locks are one prepared statement over two arrays: a text for each number of locks would be prepared for each.
 
 use std::sync::LazyLock;
 use std::time::Duration;

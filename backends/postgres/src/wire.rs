@@ -1,4 +1,7 @@
 //! Messages to and from a server. Each exchange has a limit of time.
+//!
+//! The client is our own, over the codec `postgres-protocol`. The crate `postgres` runs tokio inside, and its calls
+//! have no limit of time: a server that is stopped would hang the caller.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

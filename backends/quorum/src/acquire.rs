@@ -4,6 +4,17 @@
 //! Every caller begins at the first member that it can reach. So the first member says whose turn it is, and wakes one
 //! waiter after the other. If two callers begin at different members, a majority still decides: only the order of the
 //! callers is lost.
+//!
+//! A caller of a free name also waits for the first member, 0.25 s at most, which may have reserved the name for a
+//! waiter. Then the caller gives the others back. Otherwise single attempts would pass such waiters.
+//!
+//! A caller with its turn asks the other members again while they are not free, since releases may reach them
+//! later. Of two callers with a part each, the one with the earlier member in the URL goes first. A single attempt
+//! asks again for 0.25 s, a caller that waits for 0.75 s: a vote lasts 0.25 s while a member is slow. With 0.25 s
+//! for both, two callers gave way to each other forever in 47 of 100 schedules of `simulation.rs`.
+//!
+//! A caller that finds another holder at later members gives its turn back, and waits at the first of these. That
+//! holder got the name while the first member was out of reach.
 
 mod vote;
 

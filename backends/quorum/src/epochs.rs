@@ -1,4 +1,8 @@
 //! The epochs that a provider proposes.
+//!
+//! Redis counts the epochs of a namespace together, so a proposal for one name can be too small for another one's.
+//! The lead is measured when the answer comes. Measured from the proposal, it would grow with each pair of
+//! proposals that cross, and tokens would leave the clocks.
 
 use std::time::SystemTime;
 

@@ -1,4 +1,9 @@
 //! The provider.
+//!
+//! A renewal that has proved a majority asks the members without a lease for one. No other holder can have a
+//! majority before the proved leases end. So what is granted until then is as good as a lease of the first grant.
+//! The member chooses the epoch, since it refuses that of the grant once it has granted another name. A lease that
+//! was lost less than 1 s ago is not regained, since that would undo a part of an `unlock`.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;

@@ -2,6 +2,10 @@
 //!
 //! All keys of one script must be in one slot, so a lock needs an epoch key in its own slot. For few such keys, the names of
 //! a namespace are spread over 1,024 buckets, and a bucket has a slot and an epoch key.
+//!
+//! With an epoch key for each name, one would stay for every name that was ever used. The key is among the `KEYS`
+//! there. So while a slot is moved, a node refuses a free name (`TRYAGAIN`) instead of granting it without the last
+//! epoch.
 
 use std::fmt::Write;
 

@@ -1,4 +1,14 @@
 //! A cluster: one store for each primary, and the way of each request to the primary that owns its slot.
+//!
+//! This is not the cluster client of the redis crate, which connects without a deadline.
+//!
+//! While a slot is moved, a script fails in its middle when it asks for a key that is gone from its node. One that
+//! had deleted the string to make a sorted set of it freed a held lock. So an attempt first asks for a key that
+//! never exists, and fails there. Renewals and releases need one key, and follow `ASK`. Attempts need two keys,
+//! which move one after the other, so they wait for the end of the move.
+//!
+//! There is no sharded publish and subscribe: it needs a subscription for each bucket, which moves with its slot,
+//! and Redis 6.2 does not have it.
 
 use std::fmt;
 use std::sync::Arc;

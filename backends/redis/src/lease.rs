@@ -1,4 +1,8 @@
 //! A grant.
+//!
+//! After a lost reply, a release that finds nothing is unknown: the server may have carried out the first one, or
+//! have forgotten the lock. With `replicas`, a renewal that is not acknowledged is unknown, since a fail-over would
+//! end the lease early.
 
 use std::time::Duration;
 

@@ -13,6 +13,10 @@
 //! One key keeps the last epoch of a namespace. It never expires: a lock may live for any time. It is
 //! no `KEYS` of a script, since it has another slot than the lock; a node that has all slots runs the
 //! script nevertheless.
+//!
+//! The scripts mint microseconds, and Rust makes epochs of them: a Lua number is exact up to 2^53 only. The string
+//! is the form of any single lease, since SET NX PX is one command where a sorted set takes two more. MGET reads
+//! it, as unlike GET it does not fail on a sorted set.
 
 use std::sync::LazyLock;
 

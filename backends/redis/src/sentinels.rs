@@ -2,6 +2,14 @@
 //!
 //! One sentinel is asked, as long as its answers hold good; then the next one. An answer is believed only if
 //! the server says itself that it is a primary, since a sentinel may lag behind, or lead to another deployment.
+//!
+//! This is not the sentinel client of the redis crate, which connects without a deadline. The answers of several
+//! sentinels are not compared while locks are taken: a majority would cost the connect timeout for each that is
+//! gone. `doctor` compares them.
+//!
+//! A message only makes the thread ask: after SUBSCRIBE no question is possible without RESP3, so each question has
+//! a connection of its own. A connection of the pool knows how often the primary had moved when it was opened.
+//! Otherwise a former primary that still answers as one would grant on it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! The server's clock in microseconds since 1970: an estimate of it, and the epochs that it gives.
+//!
+//! Only renewals tell whether the clock was set: a grant answers the time of its epoch, which stands still after a
+//! step back.
 
 use std::time::Duration;
 

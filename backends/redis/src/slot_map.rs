@@ -2,6 +2,8 @@
 //!
 //! Any node can be asked for it, and may lag behind. That does no harm: a node that does not own a slot refuses requests
 //! for it, and names the owner if it knows that.
+//!
+//! `MOVED` corrects the map without a new question: the node that is asked next may lag behind and undo it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

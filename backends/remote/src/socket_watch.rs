@@ -1,4 +1,7 @@
 //! One thread that notices when a server closes a connection, whether or not the connection is in use.
+//!
+//! Connections are watched and not sessions. A session is made for each grant, and telling the thread of it would
+//! cost two wake-ups a pair.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,8 @@
 //! Connections that the application makes or lends, or that a client makes without a bound of time.
+//!
+//! The function is a closure, so it fits every version of r2d2 and other pools. Each call has a thread of its own,
+//! since nothing else bounds the time of the application's code. Giving a connection back has one, too: the pool
+//! may ask the server about it.
 
 use std::error::Error as StdError;
 use std::fmt;

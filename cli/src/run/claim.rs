@@ -24,6 +24,9 @@
 //!
 //! The watchdog accepts connections and drops those of other users, so they cannot fill the queue of its
 //! socket for long. A socket with a full queue is not a claim.
+//!
+//! Without claims, 1 of 25 next commands started before the killed one's grandchildren were gone, and 15 of 25
+//! under load.
 
 use std::os::fd::BorrowedFd;
 

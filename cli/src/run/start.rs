@@ -1,4 +1,7 @@
 //! From the command line to an exit status.
+//!
+//! The child becomes the command. A hidden re-execution of this program sets its group and its death signal, stops,
+//! and executes the command when it is continued. So no unsafe code runs between fork and exec.
 
 use std::ffi::OsString;
 use std::io;

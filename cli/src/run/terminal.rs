@@ -1,4 +1,11 @@
 //! The terminal: which process group has it, and lending it to the command.
+//!
+//! Ctrl-Z stops `run` with its command, as shells expect. It cannot renew then, so after the ttl the command has
+//! been ended and the lock is lost. Without a terminal, a stopped command keeps its lock.
+//!
+//! Ctrl-C goes to the foreground group, which is the command's alone. So `run` sends the signal to its own group
+//! and ends by it. Shells, make and xargs go on after a program that answers 130. An INT from elsewhere cannot be
+//! told from the key.
 
 use std::os::fd::{AsFd, OwnedFd};
 

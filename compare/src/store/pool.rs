@@ -1,4 +1,7 @@
 //! Connection pools, as applications have them: those of r2d2.
+//!
+//! A pool waits at its drop, 1 s at most, for a thread of r2d2 that still connects. Its connections would count for
+//! the next row.
 
 use std::convert::Infallible;
 use std::ops::RangeInclusive;

@@ -1,4 +1,7 @@
 //! Acquiring a name through the wait queue of the process; `head.rs` asks the store.
+//!
+//! A wait that ends behind a release is busy only if the store replies. If it is silent for the 80 ms of a drop,
+//! nothing says that the name is held.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

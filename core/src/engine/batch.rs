@@ -11,6 +11,9 @@
 //! `tests/model/` compiles this file.
 //!
 //! Lock order: no two of these are locked together.
+//!
+//! All callers of a batch are woken after all answers are sorted in. Woken one by one, the kernel ran them in
+//! between, which cost SQLite and Redis a sixth of the rate.
 
 use std::collections::VecDeque;
 use std::time::Duration;

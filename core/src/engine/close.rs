@@ -1,4 +1,7 @@
 //! Closing a keeper: the waits of all its threads end, and its guards stay.
+//!
+//! Guards stay: a thread finishes its work under the lock, and a close that waited for it could wait for its own
+//! caller. A request without a cancel token gets a child of the keeper's, so that no backend closes the keeper.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;

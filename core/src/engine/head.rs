@@ -1,4 +1,7 @@
 //! Acquiring a name from the store, as the head of its wait queue.
+//!
+//! If a reply is missing at the deadline, the lock is busy if the store showed another holder shortly before. A
+//! waiter asks once a second, and a busy server may take longer than the 80 ms that are left then.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,8 @@
 //! One lease while this process has it: its local deadline, the provider's lease, and the guards
 //! that have it one after the other.
+//!
+//! A hand-over does not move the lease: guards are numbered hand-overs of one hold, so a renewal under way delays
+//! none. A fixed lease counts from its own grant, so it is never handed over.
 
 pub(crate) mod acquired;
 pub(crate) mod lease;

@@ -3,6 +3,12 @@
 //!
 //! Exclusive and shared locks and permits differ here in [`NameState::may_ask`] and
 //! [`NameState::lease_for`] alone.
+//!
+//! A reader that finds the shared lease of its process at the bounds of hand-overs asks the store for a second one.
+//! Otherwise single attempts would be refused, or processes that wait to write would be passed over.
+//!
+//! A writer asks the store while other threads of its process still read. So its position among the processes is
+//! that of its request.
 
 use std::collections::VecDeque;
 

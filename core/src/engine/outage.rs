@@ -8,6 +8,10 @@
 //! becomes the prober: it repeats its request after a back-off. Others park. Each attempt of the prober that fails
 //! makes the next parked acquisition the prober, so that the names take turns: a failure of one name alone does not
 //! hold up the others. When the outage ends, all parked acquisitions ask.
+//!
+//! Otherwise a server that comes up under load would get a connection attempt of every waiting thread at once. Each
+//! part of a store has its own outages. With one for a whole Redis Cluster, a primary that hung left 11 grants in
+//! 20 s.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -2,6 +2,9 @@
 //!
 //! They end in the reverse order of their names. A thread that waits for the first name goes on to the others, and
 //! these are free then.
+//!
+//! A thread of the keeper sends the batch in any case: a drop leaves it after 80 ms, and a provider may take
+//! longer.
 
 use std::sync::Arc;
 

@@ -1,5 +1,8 @@
 //! What the answers to requests say of the store. Each is noted where the backend was called, and not where its caller
 //! waits: a caller may have stopped to wait before.
+//!
+//! So the 80 ms of a drop are no time-out of the store. A lease that has ended ends no outage: a backend whose
+//! session is gone knows that without a reply.
 
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};

@@ -1,4 +1,7 @@
 //! Acquiring a name, and waiting for it in one queue with other processes.
+//!
+//! A process listens for losses before its attempt, and the attempt then checks the files. In the other order, a
+//! file that is deleted in between would tell no listener.
 
 use std::sync::Arc;
 use std::time::Duration;

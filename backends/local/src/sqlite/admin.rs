@@ -1,4 +1,7 @@
 //! The admin interface: reads the locks of all processes from the file.
+//!
+//! `doctor` warns of files that every local user may read. A read lock on the byte of the `-shm` that SQLite's
+//! writers lock keeps all names from being granted.
 
 use std::time::{Duration, UNIX_EPOCH};
 

@@ -1,4 +1,7 @@
 //! Several operations in one write transaction: the commit costs more than what is written.
+//!
+//! If a statement fails and leaves the transaction open, only its operation fails. What that wrote before may stay:
+//! the statement that grants or passes on a name comes last.
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant, Operation};
 

@@ -1,4 +1,7 @@
 //! Opens the connection to a lock database, and notices when its files are deleted or replaced.
+//!
+//! SQLite finds the files with half of its locks (`-wal`, `-shm`) by name, so a file with two names, or mounted
+//! alone, is refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};

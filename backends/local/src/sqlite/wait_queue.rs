@@ -1,4 +1,6 @@
 //! The queue of the waiters for a name. Statements of more than one step run in a write transaction.
+//!
+//! The ids of waiters begin with the clock. So a row of a deleted file is never taken for a row of the new one.
 
 use std::time::Duration;
 

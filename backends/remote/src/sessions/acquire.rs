@@ -1,4 +1,10 @@
 //! Acquiring a name, and waiting for it in the server.
+//!
+//! Waits block no holder forever if all threads take names in one order. Take the holder of the largest name that
+//! is held on any host. If its thread asks for another name, that name is larger, so it is free. The server grants
+//! it to the first waiter, or to its next attempt. The attempt needs no free connection: the session of the
+//! thread's own lease takes further names of the same ttl. No call on such a session waits for a lock. So the
+//! largest name held grows until a thread has all its names and releases them.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! A session that holds names, and calls on the one connection that all of them share.
+//!
+//! Operators know a hold by its session and its name. So a connection on which a hold lasted 1 s is closed: the next
+//! hold on it could be mistaken for the one that was shown.
 
 use std::fmt;
 use std::sync::Arc;
