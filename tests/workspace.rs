@@ -61,6 +61,12 @@ impl Places<'_> {
         fs::read_to_string(self.root.join(file)).unwrap_or_default()
     }
 
+    /// Returns the texts of the pages about stores.
+    fn store_pages(&self) -> impl Iterator<Item = String> {
+        let pages = fs::read_dir(self.root.join("docs/stores")).unwrap();
+        pages.map(|page| fs::read_to_string(page.unwrap().path()).unwrap())
+    }
+
     fn manifest(&self, file: &str) -> Table {
         self.read(file).parse().unwrap()
     }
@@ -141,10 +147,12 @@ impl Places<'_> {
                 columns.unwrap().contains(&code),
                 &format!("a column with {code}` in README's table"),
             );
-            for file in ["docs/choosing-a-store.md", "src/lib.rs", "CHANGELOG.md"] {
+            for file in ["src/lib.rs", "CHANGELOG.md"] {
                 let is_there = self.read(file).contains(&code);
                 self.want(is_there, &format!("{code}` in {file}"));
             }
+            let is_there = self.store_pages().any(|page| page.contains(&code));
+            self.want(is_there, &format!("a page with {code}` in docs/stores/"));
             self.want(
                 !is_optional || facade.contains(&text),
                 &format!("{text} in src/lib.rs, for a build without the feature"),
