@@ -74,7 +74,7 @@ local function fits(mode)
   end
   return mode == 's' or #live < (tonumber(sub(mode, 2)) or 1)
 end
--- Has the sorted set last for at least so long.
+-- Makes the sorted set last for at least so long.
 local function keep_for(span)
   call('PEXPIRE', key, math.max(live[1] and call('PTTL', key) or 0, span, {QUEUE_MS}))
 end

@@ -102,7 +102,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Acquires the lock within the time of a step; the config may wait for ever.
+    /// Acquires the lock within the time of a step; the config may wait forever.
     fn lock(&self, keeper: &LockKeeper) -> Result<LockGuard, Box<dyn std::error::Error>> {
         let options = step_options();
         let guard = keeper.acquire(&self.name, &options)?;

@@ -242,7 +242,7 @@ impl<'a> Supervisor<'a> {
             Event::Continued => self.continue_command(),
             // No process would continue the command, so only a command that handles TSTP gets it. Not
             // its group: a shell's child could stop between vfork and exec, and the shell, which the
-            // kernel does not stop there, would wait for it for ever.
+            // kernel does not stop there, would wait for it forever.
             Event::Signal(Signal::TSTP) if terminal::is_orphan() => {
                 self.command.signal_if_handled(Signal::TSTP);
             }

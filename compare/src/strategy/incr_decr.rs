@@ -2,7 +2,7 @@
 //! every 100 ms.
 //!
 //! The counter does not say which process holds a permit, and has no time to live. The permits of a process
-//! that died stay counted for ever, and each such process leaves fewer for the others.
+//! that died stay counted forever, and each such process leaves fewer for the others.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

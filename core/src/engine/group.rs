@@ -190,7 +190,7 @@ impl Engine {
         let (lease, deadline) = (&mut ask.lease, ask.deadline);
         match ask.verb {
             LeaseVerb::Renew { ttl } => {
-                // The caller has the lease only lent from its hold, which would wait for it for ever.
+                // The caller has the lease only lent from its hold, which would wait for it forever.
                 let answer = run_caught(|| self.provider.renew(lease, ttl, deadline));
                 let answer = answer.unwrap_or_else(|| {
                     let text = "the backend panicked while it renewed the lease";

@@ -260,7 +260,7 @@ mod tests {
         }
     }
 
-    /// A renewal without a reply delays the next round, but not for ever.
+    /// A renewal without a reply delays the next round, but not forever.
     #[test]
     fn round_waits_for_the_renewals_of_the_last_one_for_a_second_at_most() {
         let doubts = Doubts::default();

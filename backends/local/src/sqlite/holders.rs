@@ -1,5 +1,4 @@
-//! The rows of a name: its holders, and the waiters for which it is reserved. Has the rule by which they
-//! admit another holder.
+//! The rows of a name: its holders, and the waiters for which it is reserved. They admit another holder by one rule.
 //!
 //! The statement that takes a free name takes the slot of any row, so that it conflicts with each. That seek costs
 //! an exclusive pair 2,000 of its 76,000 instructions.

@@ -1,5 +1,5 @@
 //! Removes the rows of dead processes and of expired leases. Without that, a name that is never
-//! requested again would keep its row for ever, for example the name of a killed job with a number.
+//! requested again would keep its row forever, for example the name of a killed job with a number.
 
 use std::collections::HashMap;
 
