@@ -11,8 +11,8 @@
 //!
 //! # Open a store
 //!
-//! [`open`] takes a URL and returns a [`LockKeeper`]. Open one keeper for a store and share it: it is
-//! cheap to clone, and all threads of the process use the same queue and the same connections.
+//! [`open`] takes a URL and returns a [`LockKeeper`]. Open one keeper for a store and share it. It is cheap to clone,
+//! and all threads of the process use the same queue and connections.
 //!
 //! | URL | locks exclude |
 //! |---|---|
@@ -77,9 +77,8 @@
 //! [`ErrorKind`]. The error's text says what happened and what to do, and
 //! [`is_retryable`](Error::is_retryable) whether the same call can succeed later.
 //!
-//! While the store is out of reach, an acquisition with a wait asks again until its deadline, and gets
-//! the lock if the store is back in time. A single attempt fails at once; with `outage=fail`
-//! ([`Outage`]) every acquisition does.
+//! While the store is out of reach, an acquisition with a wait asks again until its deadline. It gets the lock if the
+//! store is back in time. A single attempt fails at once; with `outage=fail` ([`Outage`]) every acquisition does.
 //!
 //! A [`LockKeeper`] is not reentrant: a thread that asks for a name that it holds waits like any other
 //! thread. [`ReentrantKeeper`] grants it again at once.
@@ -146,7 +145,7 @@
 //!
 //! ## One of many processes
 //!
-//! [`run_tick`](LockKeeper::run_tick) has one process do the work of each tick of a schedule, and
+//! [`run_tick`](LockKeeper::run_tick) lets one process do the work of each tick of a schedule.
 //! [`lead`](LockKeeper::lead) makes one process the leader for as long as it holds the lock. The page
 //! `docs/schedules.md` has the rules.
 //!
@@ -263,10 +262,10 @@
 //! and `require=cross_host` exclude each other. A server that answers and cannot serve is an error and
 //! opens no fallback.
 //!
-//! Tokens keep growing in a move to each store but MySQL and MariaDB, also to a fallback: they
-//! follow the clock. MySQL and MariaDB count tokens from the start of the server, so tokens become
-//! smaller in a move to a server that has been up for long, such as the way back to it from a fallback.
-//! Opening warns of that, and [`Config::epoch_offset`] prevents it.
+//! Tokens keep growing in a move to each store but MySQL and MariaDB, also to a fallback: they follow the clock.
+//! MySQL and MariaDB count tokens from the start of the server. So tokens become smaller in a move to a server that
+//! has been up for long, such as the way back from a fallback. Opening warns of that, and [`Config::epoch_offset`]
+//! prevents it.
 //!
 //! # Observe
 //!

@@ -209,9 +209,8 @@ impl Drop for NewFile {
     }
 }
 
-/// Opens the store without its fallbacks, in one attempt: a question about one store is not answered by
-/// another, and an operator wants to know at once that it is out of reach. A file that does not exist is
-/// not created.
+/// Opens the store without its fallbacks, in one attempt. A question about one store is not answered by another, and
+/// an operator wants to know at once that it is out of reach. A file that does not exist is not created.
 pub(crate) fn open_existing(args: &StoreArgs) -> Result<LockKeeper, Failure> {
     let options = OpenOptions::new().wait(Duration::ZERO);
     with_config(args, |config| {

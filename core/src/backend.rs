@@ -16,27 +16,25 @@ use crate::provider::{
 
 /// A store that can grant locks, as its author implements it.
 ///
-/// The engine ([`LockKeeper`](crate::LockKeeper)) brings the in-process queue, hand-over, renewal,
-/// deadlines, lost state, tokens and names; a backend brings one store. Many threads call it at the
-/// same time, but one keeper never *acquires* the same name twice at the same time: only the head of
-/// the in-process queue asks the store. It may ask while it holds leases of the name: further permits, a
-/// fresh shared lease that takes over from an older one, or exclusively behind its own shared leases.
+/// The engine ([`LockKeeper`](crate::LockKeeper)) brings the in-process queue, hand-over, renewal, deadlines, lost
+/// state, tokens and names; a backend brings one store. Many threads call it at the same time. But one keeper never
+/// *acquires* the same name twice at the same time, since only the head of the in-process queue asks the store. It
+/// may ask while it holds leases of the name. Then it asks for further permits, for a fresh shared lease in place of
+/// an older one, or exclusively behind its own shared leases.
 ///
 /// # Duties
 /// - **Exclusion.** For one store, namespace and name at most one lease is live, whatever process
 ///   and keeper it was granted to.
-/// - **Modes.** Where the store declares [`Capability::Shared`](crate::Capability::Shared), several
-///   shared leases of a name may be live, and none beside an exclusive one. Where it declares
-///   [`Capability::Permits`](crate::Capability::Permits), fewer than `limit` permits are live before another one
-///   is granted, and no two have the same [slot](Grant::slot): a grant takes the smallest free one. The
-///   permits of a name have nothing to do with its lock. An attempt to acquire a permit while permits of
-///   another limit are live is [`ErrorKind::LimitMismatch`], also if it would wait;
-///   [`limit_mismatch`](crate::limit_mismatch) makes the error. A store without a capability is never
-///   asked for that mode.
-/// - **Lease.** The store frees the name by itself, no later than ttl + 1 s after the last
-///   [`acquire`](Backend::acquire) or successful [`renew`](Backend::renew), and not before ttl has
-///   passed. Time is the store's clock or [`AcquireRequest::clock`], never a wall clock that can
-///   step.
+/// - **Modes.** Where the store declares [`Capability::Shared`](crate::Capability::Shared), several shared leases of
+///   a name may be live, and none beside an exclusive one. Where it declares
+///   [`Capability::Permits`](crate::Capability::Permits), fewer than `limit` permits are live before another one is
+///   granted. No two have the same [slot](Grant::slot): a grant takes the smallest free one. The permits of a name
+///   have nothing to do with its lock. An attempt to acquire a permit while permits of another limit are live is
+///   [`ErrorKind::LimitMismatch`], also if it would wait; [`limit_mismatch`](crate::limit_mismatch) makes the error.
+///   A store without a capability is never asked for that mode.
+/// - **Lease.** The store frees the name by itself, counted from the last [`acquire`](Backend::acquire) or successful
+///   [`renew`](Backend::renew). It does so no later than ttl + 1 s after that, and not before ttl has passed. Time is
+///   the store's clock or [`AcquireRequest::clock`], never a wall clock that can step.
 /// - **Epoch.** Every grant of a name has a larger [`Grant::epoch`] than all before it, also after
 ///   the store was restarted or wiped. Where the store leaves the choice, it is counted as by
 ///   [`epoch_at`](crate::epoch_at), so that tokens grow as well when locks move here from another store.
@@ -45,11 +43,11 @@ use crate::provider::{
 /// - **Truth.** `Ok(None)` only when another holder was seen. An unreachable store is
 ///   [`ErrorKind::Unavailable`]; a reply that did not come is [`ErrorKind::Unknown`]. The engine asks
 ///   again then, under the same [`owner`](AcquireRequest::owner); a backend makes one attempt.
-/// - **Waiting** is by notification; a jittered poll at most every 1 s covers lost notifications. One
-///   release wakes one waiter, and a waiter that is granted a shared lease or a permit wakes the next
-///   one that can be granted beside it. First come, first served, whatever the modes: an attempt does not pass a
-///   waiter that came before it, though it could be granted. Processes that waited get the name before the process that kept it
-///   busy; a notified waiter that does not come delays the others for a short time only.
+/// - **Waiting** is by notification; a jittered poll at most every 1 s covers lost notifications. One release wakes
+///   one waiter, and a waiter that is granted a shared lease or a permit wakes the next one that can be granted
+///   beside it. First come, first served, whatever the modes: an attempt does not pass a waiter that came before it,
+///   though it could be granted. Processes that waited get the name before the process that kept it busy. A notified
+///   waiter that does not come delays the others for a short time only.
 /// - **Nothing stays behind** after an acquisition that was not granted: no waiter's entry, no
 ///   connection, no thread.
 /// - **No panic, no call without an end.** Every call returns by its deadline, and
@@ -133,12 +131,11 @@ pub trait Backend: StoreInfo {
     /// by itself after ttl. The call returns by `deadline`.
     fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error>;
 
-    /// Takes what has a keeper verify its leases, once for each keeper that is opened on this provider.
+    /// Receives the handle by which this backend asks a keeper to verify its leases. Called once for each keeper.
     ///
-    /// A backend that can notice that leases may have ended (a session was closed, the server is
-    /// another one or empty, an operator took a lock away) keeps it, and calls
-    /// [`verify`](LeaseVerifier::verify) as soon as it does. The default drops it: losses are then
-    /// noticed by the next renewal.
+    /// A backend can notice that leases may have ended, such as with a session, an empty server or an operator's
+    /// `unlock`. Such a backend keeps the handle, and calls [`verify`](LeaseVerifier::verify) as soon as it notices.
+    /// The default drops it: losses are then noticed by the next renewal.
     fn watch_leases(&self, verifier: LeaseVerifier) {
         drop(verifier);
     }

@@ -22,11 +22,11 @@ pub(crate) use parsed::ParsedConfig;
 
 /// Which store, and how to lock on it.
 ///
-/// [`COMMON_KEYS`] are the keys that every store takes, and backends add keys of their own: the page of
-/// the crate `lockkeeper` ends with a table of all keys. An unknown key is an error, and so is one that
-/// is given twice. Durations are written `500ms`, `30s`, `2m`. In a URL keys are query parameters; in
-/// the environment they are upper-case variables with a prefix; in a config file they are a table with
-/// `url` (feature `serde`); in code they have types.
+/// [`COMMON_KEYS`] are the keys that every store takes, and backends add keys of their own. The page of the crate
+/// `lockkeeper` ends with a table of all keys. An unknown key is an error, and so is one that is given twice.
+/// Durations are written `500ms`, `30s`, `2m`. In a URL keys are query parameters, and in the environment upper-case
+/// variables with a prefix. In a config file they are a table with `url` (feature `serde`), and in code they have
+/// types.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
@@ -190,12 +190,11 @@ impl Config {
     /// Adds a time to the epochs of the store, so that the tokens of a name keep growing after its locks
     /// have moved here from another store.
     ///
-    /// All stores count epochs in the same unit. Those of all but MySQL and MariaDB follow the clock,
-    /// so tokens keep growing in a move to one of them, as far as the clocks of the hosts agree. MySQL and
-    /// MariaDB count from the start of the server. In a move to a server that was started before the last
-    /// grant of the other store, tokens fall by the time for which the server has been up
-    /// (`SHOW GLOBAL STATUS LIKE 'Uptime'`), and data that refuse smaller tokens refuse every write.
-    /// Restart that server during the move, or use this setting:
+    /// All stores count epochs in the same unit. Those of all but MySQL and MariaDB follow the clock. So tokens keep
+    /// growing in a move to one of them, as far as the clocks of the hosts agree. MySQL and MariaDB count from the
+    /// start of the server. If the server was started before the last grant of the other store, tokens fall by its
+    /// uptime (`SHOW GLOBAL STATUS LIKE 'Uptime'`). Data that refuse smaller tokens then refuse every write. Restart
+    /// that server during the move, or use this setting:
     ///
     /// - On each move to a server of MySQL or MariaDB, make it larger by at least that server's uptime,
     ///   rounded up generously: `epoch_offset=30days`.

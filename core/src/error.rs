@@ -68,8 +68,8 @@ pub enum ErrorKind {
     Deadlock,
     /// The store answers, but refuses: permissions, a read-only file.
     PermissionDenied,
-    /// The store is there, but is not what the backend can work with: a file that is no database,
-    /// a schema from a newer version, an answer that makes no sense.
+    /// The backend cannot work with what the store is, such as a file that is no database, or a schema from a newer
+    /// version.
     Incompatible,
 }
 
@@ -151,9 +151,9 @@ impl Error {
         Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.unreachable = true)
     }
 
-    /// Makes an [`ErrorKind::Unavailable`] for a name that the store cannot serve for now, as it has replied. That is no outage:
-    /// an acquisition asks again after a short pause, as long as it waits or a single attempt may take, and those of other
-    /// names go on meanwhile.
+    /// Makes an [`ErrorKind::Unavailable`] for a name that the store cannot serve for now, as it has replied. That is
+    /// no outage. An acquisition asks again after a short pause, as long as it waits or a single attempt may take.
+    /// Those of other names go on meanwhile.
     pub fn name_unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.of_name = true)
     }

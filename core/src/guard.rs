@@ -18,11 +18,10 @@ use crate::token::FencingToken;
 /// A held lock. Dropping it releases the lock, also during a panic, without a panic of its own.
 /// [`release`](Self::release) does the same and returns the store's answer.
 ///
-/// A drop returns within 100 ms, whatever the store does. A store that has not answered after 80 ms, or
-/// is known not to answer, is asked by the keeper's own threads, in order, until it answers or has ended
-/// the lease by itself; so is a store for a guard that is lost. Until then this process does not request
-/// the name again. The keeper's observer is told the result, and the drop of the last
-/// [`LockKeeper`](crate::LockKeeper) waits for it.
+/// A drop returns within 100 ms, whatever the store does. If the store has not answered after 80 ms, or is known not
+/// to answer, the keeper's own threads ask it in order. They do so until it answers or has ended the lease by itself,
+/// and also for a guard that is lost. Until then this process does not request the name again. The keeper's observer
+/// is told the result, and the drop of the last [`LockKeeper`](crate::LockKeeper) waits for it.
 ///
 /// It can be moved to another thread and shared by several.
 ///

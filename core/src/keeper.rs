@@ -34,11 +34,11 @@ use crate::transaction_lock::TransactionLock;
 /// }
 /// ```
 ///
-/// Its threads start with the first lock and end with the last clone and guard: one watches
-/// deadlines, one asks the store, and up to eleven more do while store calls hang. While the store does not
-/// answer, up to four release the locks of dropped guards; if the store has several parts, up to two for each part,
-/// and twelve in all. Guards outlive their keeper. Dropping the last clone waits for such releases, for 2 s at most. Dropping the last clone or guard closes the
-/// store, and waits for a store call that is under way, for 100 ms at most.
+/// Its threads start with the first lock and end with the last clone and guard. One watches deadlines, one asks the
+/// store, and up to eleven more do while store calls hang. While the store does not answer, up to four release the
+/// locks of dropped guards. If the store has several parts, it is up to two for each part, and twelve in all. Guards
+/// outlive their keeper. Dropping the last clone waits for such releases, for 2 s at most. Dropping the last clone or
+/// guard closes the store, and waits for a store call that is under way, for 100 ms at most.
 #[derive(Clone)]
 pub struct LockKeeper {
     pub(crate) engine: Arc<Shared>,
@@ -61,9 +61,9 @@ impl LockKeeper {
     ///
     /// It is not reentrant: a thread that holds the name already waits like any other.
     ///
-    /// Two threads or processes that each hold one name and wait for that of the other wait until the
-    /// first of them times out: no store finds that out for locks of two keepers. So take several
-    /// names in one order everywhere, such as sorted, and release them before you try again.
+    /// Two threads or processes can each hold one name and wait for that of the other. They wait until the first of
+    /// them times out: no store finds that out for locks of two keepers. So take several names in one order
+    /// everywhere, such as sorted, and release them before you try again.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when another holder had it until the end of the wait;

@@ -13,8 +13,8 @@ pub const MAX_PERMITS: u32 = 65_535;
 /// Exclusive and shared acquisitions of a name are about the same lock. The permits of a semaphore are
 /// about another thing, also where it has the name of a lock.
 ///
-/// Acquisitions are granted in the order in which they came, whatever their modes: one that could be
-/// granted beside the present holders still waits behind one that cannot and came before it.
+/// Acquisitions are granted in the order in which they came, whatever their modes. One that could be granted beside
+/// the present holders still waits behind an earlier one that cannot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Beside no other holder.

@@ -26,8 +26,8 @@ pub struct ObservedLock<'a> {
 
 /// Receives the events of a keeper's locks. Override the methods that are of interest.
 ///
-/// A method is called on the thread on which the event happens (the acquiring or releasing one, or
-/// one of the keeper's own), so it should be quick. A panic in it is caught and goes no further.
+/// A method is called on the thread on which the event happens: the acquiring or releasing one, or one of the
+/// keeper's own. So it should be quick. A panic in it is caught and goes no further.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;

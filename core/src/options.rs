@@ -186,10 +186,10 @@ impl AcquireOptions {
     /// Sets the longest time for which the keeper renews the lease, from 100 ms to a hundred years after
     /// the grant or hand-over.
     ///
-    /// It makes a holder that hangs, but lives, give the lock up: its guard is lost, as always, when the
-    /// lease runs out, and so `max_hold` plus the ttl after the grant at the latest. A holder that works
-    /// on can call [`LockGuard::renew`](crate::LockGuard::renew), with which the time begins anew. A
-    /// fixed lease is not renewed anyway.
+    /// It makes a holder that hangs, but lives, give the lock up. Its guard is lost when the lease runs out, at the
+    /// latest `max_hold` plus the ttl after the grant. A holder that works on can call
+    /// [`LockGuard::renew`](crate::LockGuard::renew), with which the time begins anew. A fixed lease is not renewed
+    /// anyway.
     #[must_use]
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);

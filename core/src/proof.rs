@@ -10,9 +10,8 @@ use crate::guard::LockGuard;
 
 /// A backend's proof of a lease, in SQL; see [`Backend::proof`](crate::Backend::proof).
 ///
-/// The statement returns one row with one column `held`: 1 while the lock is held, else 0, and -1 where
-/// the connection is on a server that cannot have granted the lock. On a database of another dialect it
-/// fails by an error that names the dialect.
+/// The statement returns one row with one column `held`: 1 while the lock is held, else 0. It is -1 on a server that
+/// cannot have granted the lock. On a database of another dialect it fails by an error that names the dialect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     /// The kind of database that the statement is for, as people write it: `MariaDB`.
@@ -71,11 +70,10 @@ impl fmt::Display for ProofValue {
 /// can commit by mistake. On another server, `held` is not 1 and [`check`](Self::check) says why. On
 /// another kind of database, the statement fails and its error names the dialect.
 ///
-/// # Stores without a proof
-/// MySQL, MariaDB and PostgreSQL have a proof: `IS_USED_LOCK` and `pg_locks` answer for the time at
-/// which they are asked. Leases that are rows, as on SQLite, cannot be proved by SQL: a transaction sees
-/// them as they were when it first read, so such a statement would return 1 after the loss. On every
-/// store, also if data and locks are on different servers, this works:
+/// # Stores without a proof MySQL, MariaDB and PostgreSQL have a proof: `IS_USED_LOCK` and `pg_locks` answer for the
+/// time at which they are asked. Leases that are rows, as on SQLite, cannot be proved by SQL. A transaction sees them
+/// as they were when it first read, so such a statement would return 1 after the loss. On every store, also if data
+/// and locks are on different servers, this works:
 ///
 /// 1. Begin the transaction as a writer, on the data's own connection: `BEGIN IMMEDIATE` on SQLite.
 ///    Do not attach the lock file: that would lock it for all processes.

@@ -114,7 +114,7 @@ pub trait LockProvider: StoreInfo {
     /// of another type of provider.
     fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error>;
 
-    /// Takes what has a keeper verify its leases:
+    /// Receives the handle by which the store asks a keeper to verify its leases:
     /// [`Backend::watch_leases`](crate::Backend::watch_leases).
     fn watch_leases(&self, verifier: LeaseVerifier);
 
@@ -143,9 +143,8 @@ pub struct Grant<L> {
     /// The number of this grant, from 1 to 2^56 - 1; see the duty *Epoch* of
     /// [`Backend`](crate::Backend).
     pub epoch: u64,
-    /// A time before the granted request was sent. If that is long ago (the store did the waiting,
-    /// or this process was stopped before it read the reply), the engine renews the lease before it
-    /// relies on it.
+    /// A time before the granted request was sent. The store may have done the waiting, or this process was stopped
+    /// before it read the reply. If that time is long ago, the engine renews the lease before it relies on it.
     pub asked_at: HostInstant,
     /// The slot of a permit, from 0 to its limit - 1. 0 in the other modes.
     pub slot: u32,
@@ -217,8 +216,8 @@ pub enum Released {
     AlreadyLost,
 }
 
-/// Identifies one request. Unique over all hosts, processes and times; a store keeps it beside the
-/// lock to recognise its own grant after a lost reply, and to show the holder to people.
+/// Identifies one request. It is unique over all hosts, processes and times. A store keeps it beside the lock, to
+/// recognise its own grant after a lost reply, and to show the holder to people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// The id of the process that asks.
@@ -424,9 +423,8 @@ impl<'a> AcquireRequest<'a> {
     /// Tells the engine that an attempt of a waiter failed, pauses as the engine does before another
     /// attempt, and returns whether to make it. If not, return the error.
     ///
-    /// Only for a waiter that would lose its position in the store's wait queue if it returned: after any
-    /// other failure, [`Backend::acquire`](crate::Backend::acquire) returns the error, and the engine
-    /// calls it again.
+    /// This is only for a waiter that would lose its position in the store's wait queue if it returned. After any
+    /// other failure, [`Backend::acquire`](crate::Backend::acquire) returns the error, and the engine calls it again.
     pub fn retry(&self, error: &Error) -> bool {
         let goes_on = (self.retry)(error, self.answered_at.get()).is_ok();
         if goes_on {

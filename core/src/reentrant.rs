@@ -20,12 +20,12 @@ use crate::sync::lock;
 type Key = (ThreadId, LockName);
 type Held = Mutex<HashMap<Key, Weak<Outermost>>>;
 
-/// A keeper whose locks are reentrant: a thread that holds a name gets it again at once, without
-/// asking the store, and the name is released once, with the last of its guards.
+/// A keeper whose locks are reentrant. A thread that holds a name gets it again at once, without asking the store.
+/// The name is released with the last of its guards.
 ///
-/// It is a type of its own because code that relies on it reads differently: the inner guard's token
-/// is the outer one's, and the inner release releases nothing. Other threads wait as usual. Only locks
-/// that were acquired through (clones of) the same `ReentrantKeeper` count.
+/// It is a type of its own because code that relies on it reads differently. The inner guard's token is the outer
+/// one's, and the inner release releases nothing. Other threads wait as usual. Only locks that were acquired through
+/// (clones of) the same `ReentrantKeeper` count.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;

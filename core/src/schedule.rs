@@ -87,13 +87,13 @@ impl LockKeeper {
     /// Runs `work` for one tick of a schedule, if no other process does, or has just done it. Returns `None`
     /// without running it otherwise.
     ///
-    /// All processes call it at each tick; one attempt decides. The lock is then held for `at_least`, counted
-    /// from the grant, also if `work` is done sooner or panics: a process whose clock is behind, or that was busy, comes to
-    /// the tick later, and must still find the lock held. So `at_least` is longer than the clocks differ and than
-    /// a process may be late, and shorter than the time between two ticks. A process that is later gets the lock, since
-    /// nothing remembers which ticks were run: `work` compares the clock with the tick, and skips what is too late. The
-    /// call returns when both are over, or when the keeper is closed. The lease is renewed, whatever the keeper's policy
-    /// is.
+    /// All processes call it at each tick; one attempt decides. The lock is then held for `at_least`, counted from
+    /// the grant, also if `work` is done sooner or panics. A process whose clock is behind, or that was busy, comes
+    /// to the tick later, and must still find the lock held. So `at_least` is longer than the clocks differ and than
+    /// a process may be late. It is shorter than the time between two ticks. A process that is later gets the lock,
+    /// since nothing remembers which ticks were run. So `work` compares the clock with the tick, and skips what is
+    /// too late. The call returns when both are over, or when the keeper is closed. The lease is renewed, whatever
+    /// the keeper's policy is.
     ///
     /// The `name` says what excludes what. With the name of the job (`report`) a tick is skipped while the work
     /// of an earlier one runs. With the tick in it (`report@2026-11-22T02:00Z`, the time that the schedule

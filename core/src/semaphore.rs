@@ -16,8 +16,8 @@ use crate::provider::Released;
 
 /// Grants up to a limit of permits at the same time, over all processes that use the store.
 ///
-/// Each [`Permit`] is a lease of its own, as a lock is: renewed while it lives, free again when its holder
-/// has died, and with a fencing token. Permits are granted first come, first served. A semaphore has nothing to do
+/// Each [`Permit`] is a lease of its own, as a lock is. It has a fencing token, is renewed while it lives, and is
+/// free again when its holder has died. Permits are granted first come, first served. A semaphore has nothing to do
 /// with the lock of the same name.
 ///
 /// ```

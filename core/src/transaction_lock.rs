@@ -14,9 +14,9 @@ const CLOCK_SET_BACK: i64 = -2;
 pub struct TransactionLockSql {
     /// The kind of database that the statements are for, as people write it: `PostgreSQL`.
     pub dialect: &'static str,
-    /// Tries to take the lock. Returns one row with one column `held`: the epoch of the grant, 0 while the lock is
-    /// held elsewhere, -1 on another server or in another database than the keeper's, and -2 while the server's clock is
-    /// behind an earlier grant.
+    /// Tries to take the lock. Returns one row with one column `held`: the epoch of the grant, or 0 while the lock is
+    /// held elsewhere. It is -1 on another server or in another database than the keeper's, and -2 while the server's
+    /// clock is behind an earlier grant.
     pub attempt: String,
     /// Waits for the lock, and ends without an error when the wait is over. Returns no row.
     pub wait: String,
@@ -56,9 +56,8 @@ impl<'k> TransactionLock<'k> {
 
     /// Returns the token of the lock if the transaction holds it. `None` if another holder has it.
     ///
-    /// # Errors
-    /// [`ErrorKind::Incompatible`] if the transaction is on another server or in another database than the keeper,
-    /// [`ErrorKind::Unavailable`] while the server's clock is behind an earlier grant of the keeper.
+    /// # Errors [`ErrorKind::Incompatible`] if the transaction is on another server or in another database than the
+    /// keeper. [`ErrorKind::Unavailable`] while the server's clock is behind an earlier grant of the keeper.
     pub fn check(&self, held: i64) -> Result<Option<FencingToken>, Error> {
         match u64::try_from(held) {
             Ok(0) => Ok(None),

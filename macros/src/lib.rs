@@ -14,9 +14,9 @@ use arguments::Arguments;
 /// acquired, the function's body does not run, and the function returns the error: `ErrorKind::TimedOut` if
 /// another holder had the lock until the end of the wait.
 ///
-/// The lock is released when the function has returned: after its local variables and its arguments were
-/// dropped, and so after a transaction that ends in the function. Only a `self` that is taken by value, and
-/// arguments that are taken apart by a pattern, are dropped later.
+/// The lock is released when the function has returned, after its local variables and arguments were dropped. So a
+/// transaction that ends in the function ends before. Only a `self` that is taken by value, and arguments that are
+/// taken apart by a pattern, are dropped later.
 ///
 /// ```
 /// use lockkeeper::{Error, LockKeeper, locked};

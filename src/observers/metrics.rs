@@ -35,10 +35,10 @@ type Group = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
 
 /// Reports what a keeper does to the recorder of the crate [`metrics`](https://docs.rs/metrics).
 ///
-/// Every metric has the label `store`, the [location](LockKeeper::location) of the keeper, and those of locks
-/// have `group`, which the application chooses: a metric with the names themselves as a label would never
-/// stop to grow. Without a choice, all names are in the group `*`. The counters of a group, and the store's outages,
-/// begin with 0 at the first acquisition, since a rate does not see how a counter came to be.
+/// Every metric has the label `store`, the [location](LockKeeper::location) of the keeper, and those of locks have
+/// `group`, which the application chooses. A metric with the names themselves as a label would never stop growing.
+/// Without a choice, all names are in the group `*`. The counters of a group, and of outages, begin with 0 at the
+/// first acquisition, since a rate does not see how a counter came to be.
 ///
 /// | metric | kind | other labels | what it counts |
 /// |---|---|---|---|
@@ -127,8 +127,8 @@ impl MetricsObserver {
     /// Records what the keeper has cost its store so far: [`LockKeeper::usage`] and
     /// [`LockKeeper::pending_releases`].
     ///
-    /// Nothing tells the observer of single commands. Call it before each scrape, or every few seconds, for one keeper
-    /// of each location: a keeper that was opened in place of another one goes on with its counter.
+    /// Nothing tells the observer of single commands. Call it before each scrape, or every few seconds, for one
+    /// keeper of each location. A keeper that was opened in place of another one goes on with its counter.
     pub fn collect(&self, keeper: &LockKeeper) {
         let store = keeper.location();
         let pending = keeper.pending_releases();

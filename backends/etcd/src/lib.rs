@@ -1,8 +1,8 @@
 //! The etcd backend of [`lockkeeper`](https://docs.rs/lockkeeper): locks that outlive the loss of a server.
 //!
-//! All requests of a name are keys under one prefix, in the order of their creation. The keys before a request
-//! decide whether it is granted: a writer waits for all of them, a reader for the writers, a permit for as many
-//! as there are too many. A key is bound to a lease, which etcd ends when its process is gone.
+//! All requests of a name are keys under one prefix, in the order of their creation. The keys before a request decide
+//! whether it is granted. A writer waits for all of them, a reader for the writers, and a permit for as many as there
+//! are too many. A key is bound to a lease, which etcd ends when its process is gone.
 
 // What must never be otherwise:
 // - In etcd the order in which the keys of a name were created is the queue, and nothing else is. A key is

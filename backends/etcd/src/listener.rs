@@ -1,9 +1,9 @@
 //! The connection and the thread of a provider that watch: what may end leases, and while requests wait, the deletions of
 //! keys in the namespace.
 //!
-//! A watch cannot be added to a stream that runs, so the first waiter has the thread open another one. What may end leases
-//! is read when the watches are there, so nothing is missed in between; and requests that looked for their turn earlier
-//! look again. Without a notification, a waiter looks later.
+//! A watch cannot be added to a stream that runs, so the thread opens another one for the first waiter. What may end
+//! leases is read when the watches are there, so nothing is missed in between; and requests that looked for their
+//! turn earlier look again. Without a notification, a waiter looks later.
 //!
 //! Go's HTTP/1.1 server discards what it has not read of a body when it replies: of 200 streams with six watches,
 //! 19 lacked some. So a stream has two short watches at most, and is opened again unless both are confirmed. All

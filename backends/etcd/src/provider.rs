@@ -35,12 +35,12 @@ const MAX_PERMITS: u32 = 1_000;
 ///   default.
 /// - After an election, the new leader lets every lease live for its whole ttl and one election time-out more. So
 ///   the name of a holder that has died is free that much later.
-/// - A client that outlives its lease can still write elsewhere. No lock prevents that (Jepsen has shown it for
-///   etcd 3.4.3 as well): a guard is lost at its own deadline before the cluster frees the name, and the token lets
-///   the data refuse a late write.
+/// - A client that outlives its lease can still write elsewhere. No lock prevents that, as Jepsen has shown for etcd
+///   3.4.3. A guard is lost at its own deadline before the cluster frees the name, and the token lets the data refuse
+///   a late write.
 /// - A semaphore has at most 1,000 permits.
-/// - etcd keeps the keys of shared locks and permits that were released in its index until the history is compacted, and
-///   visits them for each later request for the name. Where there are many, set `--auto-compaction-retention`.
+/// - Released keys of shared locks and permits stay in etcd's index until the history is compacted. It visits them
+///   for each later request for the name. Where there are many, set `--auto-compaction-retention`.
 /// - Finding a host's addresses takes as long as the system's resolver does.
 /// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone, Debug)]
@@ -63,10 +63,11 @@ impl EtcdProvider {
     /// of two namespaces never meet.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] when no member can be reached or there is no leader,
-    /// [`ErrorKind::PermissionDenied`] for a wrong password, a missing permission or a certificate that is not
-    /// trusted, [`ErrorKind::Incompatible`] for what is no etcd server or speaks no TLS, and for members of two clusters,
-    /// [`ErrorKind::InvalidValue`] for options out of bounds.
+    /// - [`ErrorKind::Unavailable`] if no member can be reached, or there is no leader.
+    /// - [`ErrorKind::PermissionDenied`] for a wrong password, a missing permission, or a certificate that is not
+    ///   trusted.
+    /// - [`ErrorKind::Incompatible`] for what is no etcd server or speaks no TLS, and for members of two clusters.
+    /// - [`ErrorKind::InvalidValue`] for options out of bounds.
     pub fn open(options: &EtcdOptions, namespace: &str) -> Result<Self, Error> {
         Self::with_clock(options, namespace, Arc::new(SystemClock))
     }

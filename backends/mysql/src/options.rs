@@ -131,9 +131,9 @@ impl MySqlOptions {
     /// `connect` gets the time that it may take: a connection that comes later is closed. A provider keeps up to
     /// [`pool_size`](Self::pool_size) connections open.
     ///
-    /// A session is checked before it is used. [`ErrorKind::Incompatible`](lockkeeper_core::ErrorKind::Incompatible) is
-    /// the answer to a session without autocommit, in a transaction, or of another server than the first one, and to a
-    /// proxy that shares out sessions. While `connect` fails, the store is unavailable.
+    /// A session is checked before it is used. [`ErrorKind::Incompatible`](lockkeeper_core::ErrorKind::Incompatible)
+    /// is the answer to a session without autocommit, in a transaction, or of another server than the first one. It
+    /// is also the answer to a proxy that shares out sessions. While `connect` fails, the store is unavailable.
     ///
     /// ```no_run
     /// use lockkeeper_mysql::{Conn, MySqlOptions, MySqlProvider, Opts};

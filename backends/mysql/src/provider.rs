@@ -34,9 +34,9 @@ type Lease = SessionLease<Connection>;
 /// # Limits
 /// - One server is the truth: a replica that takes over knows none of its primary's locks. Tokens of
 ///   two servers do not compare.
-/// - Ending a session (`KILL`) or the server frees all that the session holds; its guards are lost at
-///   once, since the provider watches its connections on one thread (on Windows at their next renewal).
-///   A holder that is stopped or cut off then finds out later, while others are granted its names: see
+/// - Ending a session (`KILL`) or the server frees all that the session holds. Its guards are lost at once, since the
+///   provider watches its connections on one thread. On Windows they are lost at their next renewal. A holder that is
+///   stopped or cut off then finds out later, while others are granted its names: see
 ///   [`restart_grace`](MySqlOptions::restart_grace) for a restart.
 /// - A server that does not answer for the rest of a lease costs all leases of that session.
 /// - Tokens begin with the second of the server's start, so nothing is granted within that second: it
@@ -44,9 +44,9 @@ type Lease = SessionLease<Connection>;
 /// - Processes that take the same names in different orders can wait for each other. The server finds no
 ///   such deadlock, since a session that waits holds no name; the waits end at their deadlines. Take names
 ///   in one order.
-/// - A forced release ends the session that was shown, if that still holds the name. A hold that
-///   lasted less than a second, or that shared its session, can be followed by another hold of the
-///   name on the same session, and that one is ended then.
+/// - A forced release ends the session that was shown, if that still holds the name. A hold that lasted less than a
+///   second, or that shared its session, can be followed by another hold of the name on that session. Then that one
+///   is ended.
 /// - A ttl of more than a year needs a renewal in each year.
 /// - A thread that waits for the server handles no signals meanwhile, since the crate mysql waits anew after each. Other
 ///   threads of the process handle them; the provider has some.
@@ -60,11 +60,14 @@ impl MySqlProvider {
     /// a few times the connect timeout. Locks of two namespaces never meet.
     ///
     /// # Errors
-    /// [`ErrorKind`](lockkeeper_core::ErrorKind): `Unavailable` when the server is out of reach or
-    /// has no connection left, `PermissionDenied` for a wrong password, a missing permission or a
-    /// certificate that is not trusted, `Incompatible` for what is no MySQL server, offers no TLS,
-    /// is too old, is a node of a Galera cluster or is behind a proxy that shares out connections,
-    /// `InvalidValue` for options out of bounds or a database that there is not.
+    /// - [`ErrorKind::Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server is out of reach, or has no
+    ///   connection left.
+    /// - [`ErrorKind::PermissionDenied`](lockkeeper_core::ErrorKind::PermissionDenied) for a wrong password, a
+    ///   missing permission, or a certificate that is not trusted.
+    /// - [`ErrorKind::Incompatible`](lockkeeper_core::ErrorKind::Incompatible) for what is no MySQL server, offers no
+    ///   TLS, or is too old. Also for a node of a Galera cluster, and behind a proxy that shares out connections.
+    /// - [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) for options out of bounds, or a
+    ///   database that does not exist.
     pub fn open(options: &MySqlOptions, namespace: &str) -> Result<Self, Error> {
         Self::with_clock(options, namespace, Arc::new(SystemClock))
     }

@@ -31,8 +31,8 @@ pub(crate) const MARKS: i32 = i32::from_be_bytes(*b"lock");
 /// The first half of the key by which a session says which namespace its locks are of; a hash of that is the second one.
 pub(crate) const NAMESPACES: i32 = MARKS + 1;
 
-/// The identity of a session. A server gives the number of a session again after its end, so each session
-/// holds a lock of its own that tells it from the next one, and that every user sees in `pg_locks`.
+/// The identity of a session. A server gives the number of a session again after its end. So each session holds a
+/// lock of its own that tells it from the next one, and that every user sees in `pg_locks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionId {
     /// The number that `pg_locks` shows, and that ends the session.

@@ -39,8 +39,8 @@ type Lease = SessionLease<Connection>;
 /// - Each lock takes a place in the server's table of locks, whose size is `max_locks_per_transaction` times
 ///   `max_connections` (6,400 by default).
 /// - One server is the truth: a replica that takes over knows none of its primary's locks.
-/// - Ending a session (`pg_terminate_backend`) or the server frees all that the session holds; its guards are lost at
-///   once, since the provider watches its connections on one thread (on Windows at their next renewal).
+/// - Ending a session (`pg_terminate_backend`) or the server frees all that the session holds. Its guards are lost at
+///   once, since the provider watches its connections on one thread. On Windows they are lost at their next renewal.
 ///   A holder that is stopped or cut off then finds out later, while others are granted its names: see
 ///   [`restart_grace`](PostgresOptions::restart_grace) for a restart.
 /// - A server that does not answer for the rest of a lease costs all leases of that session.
@@ -59,11 +59,14 @@ impl PostgresProvider {
     /// a few times the connect timeout. Locks of two namespaces never meet.
     ///
     /// # Errors
-    /// [`ErrorKind`](lockkeeper_core::ErrorKind): `Unavailable` when the server is out of reach or
-    /// has no connection left, `PermissionDenied` for a wrong password, a missing permission or a
-    /// certificate that is not trusted, `Incompatible` for what is no PostgreSQL server, offers no TLS,
-    /// is too old, is a replica or is behind a pooler that shares out sessions,
-    /// `InvalidValue` for options out of bounds or a database that there is not.
+    /// - [`ErrorKind::Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the server is out of reach, or has no
+    ///   connection left.
+    /// - [`ErrorKind::PermissionDenied`](lockkeeper_core::ErrorKind::PermissionDenied) for a wrong password, a
+    ///   missing permission, or a certificate that is not trusted.
+    /// - [`ErrorKind::Incompatible`](lockkeeper_core::ErrorKind::Incompatible) for what is no PostgreSQL server,
+    ///   offers no TLS, or is too old. Also for a replica, and behind a pooler that shares out sessions.
+    /// - [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) for options out of bounds, or a
+    ///   database that does not exist.
     pub fn open(options: &PostgresOptions, namespace: &str) -> Result<Self, Error> {
         Self::with_clock(options, namespace, Arc::new(SystemClock))
     }

@@ -15,8 +15,8 @@ const MOST_NAMES: usize = MOST_BYTES / 4;
 
 /// The names that a session holds or requests, the newest first. Those that do not fit into a statement are not shown.
 ///
-/// They follow each request as a statement of which the server is told, and which it never runs: that costs some 1 µs,
-/// where running it would cost 10.
+/// They follow each request as a statement that the server parses and never runs. That costs some 1 µs, where running
+/// it would cost 10.
 #[derive(Debug, Default)]
 pub(crate) struct ShownNames {
     /// The names in the order in which they came.

@@ -23,8 +23,8 @@ use crate::member::{Job, Member};
 use crate::open::{QuorumMember, check_count, open_all};
 use crate::{BACKEND, worker};
 
-/// The part of a ttl by which a member keeps a lease longer: the clocks of two hosts run apart by no more, since
-/// time services correct a clock by at most 1/2000.
+/// The part of a ttl by which a member keeps a lease longer. The clocks of two hosts run apart by no more, since time
+/// services correct a clock by at most 1/2000.
 const DRIFT: u32 = 1_000;
 /// How many renewals travel together: as many as a keeper has, as a rule. The members' stores take as many as they can.
 const RENEWALS: usize = 10_000;

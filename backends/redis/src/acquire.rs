@@ -100,8 +100,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Makes an attempt, and repeats it where the waiter may be in the queue, as long as the engine says:
-    /// if it returned the failure, the waiter would lose its position.
+    /// Makes an attempt, and repeats it where the waiter may be in the queue, as long as the engine says. If it
+    /// returned the failure, the waiter would lose its position.
     fn repeat_attempt(&self, in_queue: &[&str], was_busy: bool) -> Result<Answer, Failure> {
         loop {
             let failure = match self.attempt(in_queue) {

@@ -139,7 +139,7 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Returns the grant, and has the listener start for its keeper.
+    /// Returns the grant, and starts the listener for its keeper.
     pub(crate) fn into_grant(self, granted: &Granted) -> Grant<RedisLease> {
         self.store.listener.note_grant();
         let RedisLease { key, text } = self.lease;

@@ -134,7 +134,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns the command. `loads` has the server keep the script.
+    /// Returns the command. With `loads`, the server keeps the script.
     fn command(&self, store: &Store, limit: Duration, loads: bool) -> Vec<u8> {
         let RedisLease { key, text } = self.lease;
         let command = match loads {

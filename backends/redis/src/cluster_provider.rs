@@ -27,8 +27,8 @@ const PARTS: usize = 13;
 ///
 /// A name belongs to a slot, and the primary that owns the slot keeps its locks as a single server does: see
 /// [`RedisProvider`](crate::RedisProvider). Each primary that is used has a pool of at most
-/// [`RedisOptions::pool_size`] connections and one connection that listens. The map of the slots is asked of any
-/// node that is known, again when a node fails, and corrected by nodes that refuse a request as not theirs.
+/// [`RedisOptions::pool_size`] connections and one connection that listens. The map of the slots is asked of any node
+/// that is known, and again when a node fails. Nodes that refuse a request as not theirs correct it.
 ///
 /// A fail-over is an outage of the slots of that primary: acquisitions with a wait ride it out, and leases are verified at
 /// the new primary. While a slot is moved, acquisitions of its names wait, also of those that are not held; leases in it are
@@ -52,9 +52,11 @@ impl RedisClusterProvider {
     /// needs. Takes options from [`RedisOptions::cluster`]. Locks of two namespaces never meet.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] when no node or no primary replies, [`ErrorKind::PermissionDenied`] for a wrong
-    /// password, a missing permission or a certificate that is not trusted, [`ErrorKind::Incompatible`] for a server that
-    /// is not in cluster mode, [`ErrorKind::InvalidValue`] for options out of bounds.
+    /// - [`ErrorKind::Unavailable`] if no node or no primary replies.
+    /// - [`ErrorKind::PermissionDenied`] for a wrong password, a missing permission, or a certificate that is not
+    ///   trusted.
+    /// - [`ErrorKind::Incompatible`] for a server that is not in cluster mode.
+    /// - [`ErrorKind::InvalidValue`] for options out of bounds.
     pub fn open(options: &RedisOptions, namespace: &str) -> Result<Self, Error> {
         Self::with_clock(options, namespace, Arc::new(SystemClock))
     }

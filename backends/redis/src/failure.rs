@@ -67,8 +67,8 @@ pub(crate) fn refused(error: &ServerError) -> Error {
 
 /// Returns the error for a login that the server refused.
 ///
-/// The server's text is neither shown nor kept as the cause: a server that does not know the command
-/// repeats its arguments, and the password is one of them.
+/// The server's text is neither shown nor kept as the cause. A server that does not know the command repeats its
+/// arguments, and the password is one of them.
 pub(crate) fn login_refused(error: &ServerError) -> Error {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
     let known = meaning(code, details);

@@ -112,7 +112,7 @@ impl Listener {
         self.at_replica.store(true, Ordering::Release);
     }
 
-    /// Notes that a new connection leads to a primary, and has the thread reconnect if it was in doubt.
+    /// Notes that a new connection leads to a primary, and makes the thread reconnect if it was in doubt.
     pub(crate) fn note_primary(&self) {
         if self.at_replica.swap(false, Ordering::AcqRel) {
             self.moves.fetch_add(1, Ordering::Release);

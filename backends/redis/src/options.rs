@@ -62,8 +62,9 @@ impl RedisOptions {
     /// The primary that sentinels watch by the name `primary`, and one of these sentinels. The user, the password and
     /// the database of these options are those of the servers. TLS is for servers and sentinels.
     ///
-    /// New connections ask a sentinel for the primary. From 50 ms after the first grant a thread listens to a sentinel
-    /// and also asks it every 5 s: when another server has become the primary, all leases are verified there.
+    /// New connections ask a sentinel for the primary. From 50 ms after the first grant a thread listens to a
+    /// sentinel and also asks it every 5 s. When another server has become the primary, all leases are verified
+    /// there.
     pub fn sentinel(host: impl Into<String>, port: u16, primary: impl Into<String>) -> Self {
         let sentinel = Endpoint::tcp(host, port);
         Self {

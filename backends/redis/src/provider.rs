@@ -34,13 +34,12 @@ const MAX_PERMITS: u32 = 1_000;
 /// Locks on one Redis or Valkey server, for all programs that connect to it. Clones share their
 /// connections.
 ///
-/// Connections are opened when they are needed, at most [`RedisOptions::pool_size`] of them, and
-/// kept. A thread listens on a connection of its own: for releases by other processes from the first
-/// acquisition that has to wait, and for what ends leases from 50 ms after the first grant. When the
-/// server goes, is flushed, or a lock is taken away by [`Admin::force_release`], the keepers verify
-/// their leases at once. The notice of a flush needs the permission `+client|tracking`; without it
-/// the next renewal notices. Another thread listens to a sentinel, if there are any: see
-/// [`RedisOptions::sentinel`].
+/// Connections are opened when they are needed, at most [`RedisOptions::pool_size`] of them, and kept. A thread
+/// listens on a connection of its own. From the first acquisition that waits, it listens for releases by other
+/// processes, and from 50 ms after the first grant for what ends leases. When the server goes, is flushed, or a lock
+/// is taken away by [`Admin::force_release`], the keepers verify their leases at once. The notice of a flush needs
+/// the permission `+client|tracking`; without it the next renewal notices. Another thread listens to a sentinel, if
+/// there are any: see [`RedisOptions::sentinel`].
 ///
 /// # Limits
 /// - One server is the truth: that of the options, or the primary that sentinels name. When a replica takes over that had not heard of a grant yet, a name
@@ -64,10 +63,11 @@ impl RedisProvider {
     /// timeout. Locks of two namespaces never meet.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] when the server is out of reach, [`ErrorKind::PermissionDenied`]
-    /// for a wrong password, a missing permission, a certificate that is not trusted or a read-only
-    /// replica, [`ErrorKind::Incompatible`] for what is no Redis server or speaks no TLS,
-    /// [`ErrorKind::InvalidValue`] for options out of bounds.
+    /// - [`ErrorKind::Unavailable`] if the server is out of reach.
+    /// - [`ErrorKind::PermissionDenied`] for a wrong password, a missing permission, a certificate that is not
+    ///   trusted, or a read-only replica.
+    /// - [`ErrorKind::Incompatible`] for what is no Redis server or speaks no TLS.
+    /// - [`ErrorKind::InvalidValue`] for options out of bounds.
     pub fn open(options: &RedisOptions, namespace: &str) -> Result<Self, Error> {
         Self::with_clock(options, namespace, Arc::new(SystemClock))
     }

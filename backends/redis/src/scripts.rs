@@ -3,8 +3,8 @@
 //! A name has one key, and so have the permits of a name:
 //! - none while it is free;
 //! - a string while there is one lease or one reservation, and no waiter: that one, which ends with the key;
-//! - otherwise a sorted set: the leases and the reservation by the time at which they end, in milliseconds of
-//!   the server's clock; and the waiters, by negative scores in the order of their arrival.
+//! - otherwise a sorted set. The leases and the reservation are in it by the time at which they end, in milliseconds
+//!   of the server's clock. The waiters have negative scores, in the order of their arrival.
 //!
 //! A lease says the time of its epoch, its slot if that is not 0, its mode (`x`, `s` or `/LIMIT`), and its
 //! owner: `1732291200.5 x OWNER`, `1732291200.6 3/5 OWNER`. A waiter is `PROVIDER.NUMBER.MODE`. A woken waiter leaves

@@ -3,8 +3,8 @@
 //! This crate knows no store. A backend adds its protocol or its statements, how it waits, its
 //! capabilities, and its answers for operators.
 //!
-//! With the feature `sessions`, the module `sessions` has all that a store needs whose locks end with the session
-//! that holds them, such as MySQL's named locks and PostgreSQL's advisory locks.
+//! The feature `sessions` adds the module `sessions`, for stores whose locks end with the session that holds them.
+//! Such are MySQL's named locks and PostgreSQL's advisory locks.
 
 mod backoff;
 mod connect;

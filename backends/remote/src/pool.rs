@@ -1,10 +1,9 @@
 //! A pool of connections in which every step has the caller's deadline.
 //!
-//! The pool hands out slots, and the caller opens the connection of an empty slot on its own thread.
-//! That is why this is not r2d2, which opens connections on a few threads of its own: one address that
-//! does not answer holds up the connections of all other callers there, renewals included; a connect that
-//! fails is retried with pauses of up to half of the pool's time-out, and the caller, who waits
-//! meanwhile, gets its text alone at the end, not its kind.
+//! The pool hands out slots, and the caller opens the connection of an empty slot on its own thread. That is why this
+//! is not r2d2, which opens connections on a few threads of its own. There, one address that does not answer holds up
+//! the connections of all other callers, renewals included. A connect that fails is retried with pauses of up to half
+//! of the pool's time-out. The caller waits meanwhile, and gets the text of the error without its kind.
 //!
 //! Of connections that the application lends, one idle one stays: the checks of a new one are three round trips.
 

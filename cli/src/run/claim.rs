@@ -5,8 +5,8 @@
 //! killing the holder's command. So the watchdog takes the claim before the command starts. It keeps
 //! the claim until the command's process group is gone, or the lock is over.
 //!
-//! Claims have the modes of locks. Those of shared locks are taken beside each other, each slot of a
-//! semaphore has a claim of its own, and for several names the watchdog takes the claim of each.
+//! Claims have the modes of locks. Those of shared locks are taken beside each other, and each slot of a semaphore
+//! has a claim of its own. For several names the watchdog takes the claim of each.
 //!
 //! # Which claims count
 //!
@@ -127,8 +127,8 @@ mod socket {
     impl Claim {
         /// Takes the claim, unless a respected claim of another process is in the way.
         ///
-        /// Two processes that try at the same time may both find the other in the way, but never
-        /// both get the claim: each checks for others after it has bound its own socket.
+        /// Two processes that try at the same time may both find the other in the way, but never both get the claim.
+        /// Each checks for others after it has bound its own socket.
         pub(in crate::run) fn take(name: &str) -> Result<Self, Obstacle> {
             let (name, is_shared) = match name.strip_suffix(SHARED) {
                 Some(name) => (name, true),

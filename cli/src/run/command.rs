@@ -146,8 +146,8 @@ pub(super) fn signal_group(group: Pid, signal: Signal) {
 
 /// Returns whether no process of a group runs any more.
 ///
-/// With `ignore_zombies`, processes that have ended do not count even if their parent has not waited
-/// for them yet: the parent may be stopped, or be a slow init, or never wait.
+/// With `ignore_zombies`, processes that have ended do not count, even if their parent has not waited for them yet.
+/// The parent may be stopped, or be a slow init, or never wait.
 pub(super) fn is_group_gone(group: Pid, ignore_zombies: bool) -> bool {
     test_kill_process_group(group) == Err(Errno::SRCH) || (ignore_zombies && only_zombies(group))
 }

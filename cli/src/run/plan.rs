@@ -191,8 +191,8 @@ impl Plan {
     }
 }
 
-/// Returns the default of --kill-after: with the margin it takes at most half of the ttl, so that the
-/// other half is left for renewals, or for the command of a lease that is not renewed.
+/// Returns the default of --kill-after. With the margin it takes at most half of the ttl. The other half is left for
+/// renewals, or for the command of a lease that is not renewed.
 fn default_kill_after(policy: LeasePolicy, margin: Duration) -> Duration {
     (policy.ttl() / 2).saturating_sub(margin).min(MAX_DEFAULT)
 }

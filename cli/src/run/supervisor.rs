@@ -1,5 +1,5 @@
-//! What `run` does while the command runs: it passes signals on to the command and deadlines on to the
-//! watchdog, and ends the command if the lock is lost.
+//! What `run` does while the command runs. It passes signals on to the command and deadlines on to the watchdog, and
+//! ends the command if the lock is lost.
 
 use std::io::IsTerminal;
 use std::time::Duration;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::sync::lock;
 
-/// The background threads that use the engine now: each has a sender of a channel that carries
-/// nothing, and the receiver notices when the last sender is dropped. `None` after the end.
+/// The background threads that use the engine now. Each has a sender of a channel that carries nothing, and the
+/// receiver notices when the last sender is dropped. `None` after the end.
 pub(super) struct BackgroundUse(Mutex<Option<(Sender<Infallible>, Receiver<Infallible>)>>);
 
 impl BackgroundUse {
@@ -33,9 +33,9 @@ impl BackgroundUse {
         Some(lock(&self.0).as_ref()?.0.clone())
     }
 
-    /// Lets no thread begin to use the engine, and waits for those that do, at most for `limit`: the
-    /// store is closed when the last keeper or guard has gone, since nothing else may follow before the
-    /// program ends. A store call that hangs ends by its own deadline.
+    /// Lets no thread begin to use the engine, and waits for those that do, at most for `limit`. The store is closed
+    /// when the last keeper or guard has gone, since nothing else may follow before the program ends. A store call
+    /// that hangs ends by its own deadline.
     pub(super) fn end(&self, limit: Duration) {
         let Some((sender, receiver)) = lock(&self.0).take() else {
             return;

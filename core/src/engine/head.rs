@@ -67,8 +67,9 @@ impl Acquisition<'_, '_> {
         }
     }
 
-    /// Returns whether a wait that ended with this error ended as busy: the store showed another holder shortly before the
-    /// end, has failed no request since, and a busy one may take longer to reply than there was time.
+    /// Returns whether a wait that ended with this error ended as busy. It did if the store showed another holder
+    /// shortly before the end, and has failed no request since. A busy store may take longer to reply than there was
+    /// time.
     fn is_busy(&self, error: &Error) -> bool {
         let (now, seen) = (self.request.now(), self.busy_at.get());
         error.kind() == ErrorKind::Unknown

@@ -240,9 +240,9 @@ impl Hold {
         renew_at.min(self.until().as_nanos())
     }
 
-    /// Hands the lease over to a guard with these terms, if it serves their mode and policy, is still
-    /// prolonged, has enough time left, and was handed over neither too often nor for too long. Returns
-    /// the number of the guard.
+    /// Hands the lease over to a guard with these terms, if it serves their mode and policy. It also has to be
+    /// prolonged still, with enough time left, and was handed over neither too often nor for too long. Returns the
+    /// number of the guard.
     pub(crate) fn hand_over(
         &self,
         terms: LeaseTerms,

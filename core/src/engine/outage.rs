@@ -5,9 +5,9 @@
 //! caller stops to wait is no news of the store.
 //!
 //! In an outage, one acquisition asks at a time, and all others learn from its answer. The first one that fails
-//! becomes the prober: it repeats its request after a back-off. Others park. Each attempt of the prober that fails
-//! makes the next parked acquisition the prober, so that the names take turns: a failure of one name alone does not
-//! hold up the others. When the outage ends, all parked acquisitions ask.
+//! becomes the prober: it repeats its request after a back-off. Others park. Each failed attempt of the prober makes
+//! the next parked acquisition the prober. So a failure of one name alone does not hold up the others. When the
+//! outage ends, all parked acquisitions ask.
 //!
 //! Otherwise a server that comes up under load would get a connection attempt of every waiting thread at once. Each
 //! part of a store has its own outages. With one for a whole Redis Cluster, a primary that hung left 11 grants in

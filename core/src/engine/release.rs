@@ -46,9 +46,9 @@ impl Engine {
         self.conclude(acquired, ending, ended.callbacks, answer)
     }
 
-    /// Ends a guard that is dropped. It waits for the store for [`DROP_LIMIT`] at most, and not at all if
-    /// the guard is lost, if a renewal has the lease, or while the store does not answer: then the
-    /// keeper's own threads release the lease.
+    /// Ends a guard that is dropped. It waits for the store for [`DROP_LIMIT`] at most. It does not wait if the guard
+    /// is lost, if a renewal has the lease, or while the store does not answer. Then the keeper's own threads release
+    /// the lease.
     pub(crate) fn release_dropped(self: &Arc<Self>, acquired: &Acquired) {
         self.release_dropped_until(acquired, HostInstant::NEVER);
     }

@@ -1,5 +1,5 @@
-//! Verifying the leases of one part of the store at once, where the backend or an answer after an outage gives a
-//! reason to doubt them, instead of at their next renewal.
+//! Verifies the leases of one part of the store at once, instead of at their next renewal. The backend, or an answer
+//! after an outage, gives a reason to doubt them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -168,10 +168,10 @@ impl LeaseVerifier {
     /// no longer has are lost as soon as it says so. A fixed lease is renewed, too, but for no longer
     /// than it has left.
     ///
-    /// It returns at once, may be called from any thread and as often as there is a reason. Calls that
-    /// come close together cost one round. The first call is served at once. The next round follows after 50 ms,
-    /// or after twice the time that the last one took if that is longer, but after 1 s at the latest. Returns false
-    /// if the keeper has ended: forget the verifier then.
+    /// It returns at once, may be called from any thread and as often as there is a reason. Calls that come close
+    /// together cost one round. The first call is served at once. The next round follows after 50 ms, or after twice
+    /// the time of the last one if that is longer, but after 1 s at the latest. Returns false if the keeper has
+    /// ended: forget the verifier then.
     pub fn verify(&self) -> bool {
         let verified = self
             .background

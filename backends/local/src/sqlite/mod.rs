@@ -105,10 +105,10 @@ impl Driver for SqliteDriver {
 
 /// Locks in a SQLite file, for all processes of one host. Clones share one connection.
 ///
-/// The file is created with permissions for its owner only, and contains nothing else. Beside it
-/// are SQLite's `-wal` and `-shm` files and sockets (`-wake-…`). While a thread waits, a release notifies
-/// it on its socket. While a program has locks, another socket and a thread tell its keepers when a lease
-/// was ended by another process, such as `lockkeeper unlock`: the guard is lost at once. The lock of a dead process is granted to the next waiter at once.
+/// The file is created with permissions for its owner only, and contains nothing else. Beside it are SQLite's `-wal`
+/// and `-shm` files and sockets (`-wake-…`). While a thread waits, a release notifies it on its socket. While a
+/// program has locks, another socket and a thread tell its keepers when another process, such as `lockkeeper unlock`,
+/// ended a lease. The guard is lost at once. The lock of a dead process is granted to the next waiter at once.
 ///
 /// # Limits
 /// - No user may write the folder who may not write the file: such a user could break the locks. Such a folder, and
@@ -119,13 +119,12 @@ impl Driver for SqliteDriver {
 ///   a dead process is free after its ttl.
 /// - A process that is stopped in a write transaction, which takes some microseconds, keeps the file
 ///   locked until it resumes. Other processes get [`ErrorKind::Unavailable`] when their wait is over.
-/// - If the file or one of SQLite's files beside it is deleted or replaced while programs use it, the
-///   store is empty, and held names are granted again. Guards are lost as soon as a program creates the
-///   file again, or their own process uses it. A file that was put in its place, and deleted `-wal` or
-///   `-shm` files, are noticed by the next use or renewal. All programs continue with the new file.
-/// - A provider that was opened before a fork is refused in the child with
-///   [`Incompatible`](ErrorKind::Incompatible), and so is opening the file in the child before that
-///   provider is dropped. Open the file after forking.
+/// - If the file, or one of SQLite's beside it, is deleted or replaced, the store is empty, and held names are
+///   granted again. Guards are lost as soon as a program creates the file again, or their own process uses it. A file
+///   that was put in its place, and deleted `-wal` or `-shm` files, are noticed by the next use or renewal. All
+///   programs continue with the new file.
+/// - A provider that was opened before a fork is refused in the child with [`Incompatible`](ErrorKind::Incompatible).
+///   So is opening the file in the child before that provider is dropped. Open the file after forking.
 /// - While another connection of this program keeps a deleted `-wal` or `-shm` file open, no lock is
 ///   granted or renewed ([`ErrorKind::Unavailable`]; Linux).
 /// - Containers can share a file by mounting its folder, and then share the host's clock, but dead
@@ -142,9 +141,10 @@ impl SqliteProvider {
     /// separate.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidUrl`] for a path that names no file, [`ErrorKind::PermissionDenied`] if the
-    /// file cannot be written, [`ErrorKind::Incompatible`] if it is not a lock database on a local disk,
-    /// [`ErrorKind::Unavailable`] while another process keeps it locked.
+    /// - [`ErrorKind::InvalidUrl`] for a path that names no file.
+    /// - [`ErrorKind::PermissionDenied`] if the file cannot be written.
+    /// - [`ErrorKind::Incompatible`] if it is not a lock database on a local disk.
+    /// - [`ErrorKind::Unavailable`] while another process keeps it locked.
     pub fn open(path: &str, namespace: &str) -> Result<Self, Error> {
         Self::with_clock(path, namespace, Arc::new(SystemClock))
     }

@@ -23,9 +23,9 @@ const LARGER: u32 = 32;
 const CANCEL_PATIENCE: Duration = Duration::from_millis(50);
 
 impl Acquisition<'_> {
-    /// Asks the members that have not granted the name: all of them, or the others than `head`. While some are not free,
-    /// the caller keeps its turn for a time: the releases of the last holder reach the members one after the other, and a
-    /// caller that is not first gives back what it was granted as soon as it sees that.
+    /// Asks the members that have not granted the name: all of them, or the others than `head`. While some are not
+    /// free, the caller keeps its turn for a time, since the last holder's releases reach the members one after the
+    /// other. A caller that is not first gives back what it was granted as soon as it sees that.
     pub(super) fn take_turn(&mut self, head: usize) -> Result<Step, Error> {
         let until = self.request.now() + self.request.deadline().map_or(PATIENCE, |_| TURN);
         let mut repeats = 0;

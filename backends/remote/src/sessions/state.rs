@@ -161,7 +161,7 @@ impl<N: Clone + Eq + Hash + 'static> State<N> {
         Some(now < until)
     }
 
-    /// Returns whether the server may hold the name on this session while no guard of this process does: it is being
+    /// Returns whether the server may hold the name on this session while no guard of this process does. It is being
     /// requested, it is to be released, or the reply about it is missing.
     pub(crate) fn has_unclaimed(&self, name: &N, now: HostInstant) -> bool {
         let is_unclaimed = |entry: &Entry| entry.granted.is_none() || entry.until <= now;
