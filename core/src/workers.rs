@@ -150,9 +150,10 @@ impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
         let missing = match state.threads {
             0 => ready.min(1),
             threads if is_stuck => {
-                // On a busy machine, the threads of the last call may not have begun.
+                // On a busy machine, the threads of the last call may not have begun. The sum stays within MAX_WORKERS, since
+                // no more jobs than that are runnable.
                 let starting = threads.saturating_sub(running);
-                ready.saturating_sub(starting).min(MAX_WORKERS - threads)
+                ready.saturating_sub(starting)
             }
             _ => 0,
         };
@@ -190,5 +191,46 @@ impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
     pub(crate) fn stop(&self) {
         lock(&self.state).stopped = true;
         self.work.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn kind_is_bounded_while_one_of_its_jobs_runs() {
+        let mut queue = JobQueue::new(2);
+        queue.push('a', 1);
+        queue.push('a', 2);
+        assert_eq!(queue.take(), Some(('a', 1)));
+        assert_eq!(queue.take(), Some(('a', 2)));
+        queue.end('a');
+        queue.push('a', 3);
+        queue.push('a', 4);
+        assert_eq!(queue.take(), Some(('a', 3)));
+        assert_eq!(queue.take(), None);
+        queue.end('a');
+        assert_eq!(queue.take(), Some(('a', 4)));
+    }
+
+    #[test]
+    fn threads_join_up_to_the_limit_while_jobs_hang() {
+        let workers = Workers::new("test-work", 1);
+        let (end, ended) = channel::<()>();
+        let ended = Arc::new(Mutex::new(ended));
+        let run = move |_: usize| lock(&ended).recv().is_ok();
+        let jobs = (0..MAX_WORKERS + 3).map(|kind| (kind, kind)).collect();
+        assert!(workers.push(jobs, &run), "further threads could join");
+        assert_eq!(lock(&workers.state).threads, 1);
+        while workers.push(Vec::new(), &run) {
+            thread::yield_now();
+        }
+        assert_eq!(lock(&workers.state).threads, MAX_WORKERS);
+        workers.stop();
+        drop(end);
     }
 }
