@@ -21,8 +21,8 @@ pub use member::Member;
 /// The warning of a store that is opened with a fallback, or is one.
 const TOKENS_MAY_SHRINK: &str = "tokens may become smaller when locks move to this store from another one that `fallback` lists: it does not count them by the clock. Data that refuse smaller tokens would refuse every write then. Raise `epoch_offset` on such a move; where no data keep tokens, set `epoch_offset=0s`";
 
-/// The key of drivers that a fallback inherits: without it, locks that a restart of the fallback lost would be granted
-/// again at once, although the config asks for a pause.
+/// The key of drivers that a fallback inherits. Without it, locks that a restart of the fallback lost would be
+/// granted again at once, although the config asks for a pause.
 const RESTART_GRACE: &str = "restart_grace";
 
 /// Opens stores of some URL schemes.

@@ -61,7 +61,7 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 
 /// The longest that the end of a keeper waits for its background threads.
 const CLOSE_LIMIT: Duration = Duration::from_millis(100);
-/// The longest that the end of a keeper waits for them while a release is left: the guard that ends the keeper may
+/// The longest that the end of a keeper waits for them while a release is left. The guard that ends the keeper may
 /// have waited for the store already.
 const LATE_CLOSE_LIMIT: Duration = Duration::from_millis(20);
 

@@ -23,7 +23,7 @@ use crate::name::LockName;
 use crate::proof::Proof;
 use crate::transaction_lock::TransactionLockSql;
 
-/// The longest that a call of the user takes beyond its deadline: an acquisition ends 100 ms behind it at the latest,
+/// The longest that a call of the user takes beyond its deadline. An acquisition ends 100 ms behind it at the latest,
 /// and threads have to be woken.
 pub(crate) const GRACE: Duration = Duration::from_millis(80);
 

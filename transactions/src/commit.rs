@@ -7,8 +7,8 @@ use lockkeeper_core::{CommitProof, Error, ErrorKind, LockGuard, LockGuards};
 use crate::connection::{OpenTransaction, Transactional};
 use crate::error::CommitError;
 
-/// Asks nothing of a transaction that cannot be asked for the lock: each database has numbers of 64 bits, and no object of
-/// another user has a part in a constant.
+/// Asks nothing of a transaction that cannot be asked for the lock. Each database has numbers of 64 bits, and no
+/// object of another user has a part in a constant.
 ///
 /// It fails in a transaction of PostgreSQL in which a statement has failed. `COMMIT` would roll that back, and report
 /// no error.

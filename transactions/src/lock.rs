@@ -26,11 +26,14 @@ pub trait LockInTransaction {
     /// wait.
     ///
     /// # Errors
-    /// [`TransactionLockError::Lock`]: [`ErrorKind::TimedOut`] when another holder had the lock until the end of the
-    /// wait, [`ErrorKind::Unsupported`] if the store is not PostgreSQL, [`ErrorKind::Incompatible`] if the
-    /// transaction is on another server or in another database, [`ErrorKind::Unavailable`] while the server's clock, which
-    /// was set back, is behind an earlier grant of the keeper. [`TransactionLockError::Database`] when a statement
-    /// failed, such as by a deadlock with another transaction: roll back.
+    /// [`TransactionLockError::Lock`], with one of these kinds:
+    /// - [`ErrorKind::TimedOut`] if another holder had the lock until the end of the wait.
+    /// - [`ErrorKind::Unsupported`] if the store is not PostgreSQL.
+    /// - [`ErrorKind::Incompatible`] if the transaction is on another server or in another database.
+    /// - [`ErrorKind::Unavailable`] while the server's clock was set back behind an earlier grant of the keeper.
+    ///
+    /// [`TransactionLockError::Database`] when a statement failed, such as by a deadlock with another transaction: roll
+    /// back.
     fn lock_in_transaction<Kind, X: OpenTransaction<Kind>>(
         &self,
         transaction: &mut X,

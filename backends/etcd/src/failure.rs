@@ -178,8 +178,8 @@ fn grpc_code(body: &Value) -> Option<i64> {
     codes.find_map(|at| body.pointer(at)?.as_i64())
 }
 
-/// Returns whether a request with this status may have reached a member: what is in front of it refuses by the other ones
-/// of 400 to 499, and passes the request on before it has any other one.
+/// Returns whether a request with this status may have reached a member. What is in front of it refuses by the other
+/// ones of 400 to 499, and passes the request on before it has any other one.
 fn may_be_done(status: u16) -> bool {
     !(400..500).contains(&status) || matches!(status, 408 | 429)
 }

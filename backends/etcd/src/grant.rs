@@ -132,7 +132,7 @@ impl Attempt<'_> {
         Ok(Seen { modified, ..seen })
     }
 
-    /// Reads the reply to a transaction in the reply to a request: the grant of the key that was created at a
+    /// Reads the reply to a transaction in the reply to a request. That is the grant of the key that was created at a
     /// revision or by the transaction, or the keys of the name.
     pub(crate) fn read(
         &self,

@@ -1,6 +1,6 @@
-//! The SQL that both kinds of server have. Names are bound where the statement can be prepared at no cost.
-//! Where they are pasted, the type is [`EncodedName`]: the mysql crate lets a server run several statements
-//! at once (CLIENT_MULTI_STATEMENTS) and offers no way to switch that off.
+//! The SQL that both kinds of server have. Names are bound where the statement can be prepared at no cost. Where they
+//! are pasted, the type is [`EncodedName`]. The mysql crate lets a server run several statements at once
+//! (CLIENT_MULTI_STATEMENTS) and offers no way to switch that off.
 //!
 //! The commit proof is one statement that other databases refuse by name: they skip the comment `/*! … */`, and
 //! find no table `this_commit_proof_is_for_mysql_or_mariadb`.
@@ -91,8 +91,8 @@ impl SessionId {
     }
 }
 
-/// Returns the milliseconds since the beginning of the second of the server's start (0 if the clock was
-/// set back over that), that second, and two variables that tell the kind of server.
+/// Returns the milliseconds since the beginning of the second of the server's start, that second, and two variables
+/// that tell the kind of server. The first is 0 if the clock was set back over that second.
 pub(crate) const GREETING: &str = "SELECT GREATEST(0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000 - 1000 * CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED)), UUID_SHORT() >> 24 & 4294967295, @@version, @@version_comment";
 
 /// Returns the number of the session that holds a name, NULL if none does; prepared.

@@ -31,8 +31,8 @@ use crate::provider::{Quorum, few_members};
 
 /// The mean pause before another vote. It doubles with each vote.
 const PAUSE: Duration = Duration::from_millis(1);
-/// For how long callers ask the first member alone after one has met another holder or waiter: attempts at all members
-/// would disturb those who have their turn.
+/// For how long callers ask the first member alone after one has met another holder or waiter. Attempts at all
+/// members would disturb those who have their turn.
 const CONTENDED: Duration = Duration::from_secs(1);
 /// The time for a vote at the end of a wait. The caller returns 100 ms after that at the latest.
 const GRACE: Duration = Duration::from_millis(80);

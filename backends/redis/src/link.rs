@@ -176,8 +176,8 @@ impl Drop for Supplied {
     }
 }
 
-/// Closes a connection that the application lends, on a thread of its own. The redis crate has no call for that, and a reply
-/// that is missing must not come to the application: so the server is told to close it.
+/// Closes a connection that the application lends, on a thread of its own. The redis crate has no call for that, and
+/// a reply that is missing must not come to the application. So the server is told to close it.
 fn close(mut connection: AnyConnection) {
     let quit = move || {
         let until = Instant::now() + LAST_ATTEMPT;

@@ -63,9 +63,9 @@ impl SlotMap {
         }
     }
 
-    /// Returns the node that owns a slot. If the owner by the last known map has failed, a map that is in doubt is asked for
-    /// first, until `until`; where no node answers, the last known one serves. So nodes that hang delay no request to the
-    /// others: an owner that has changed meanwhile says so itself.
+    /// Returns the node that owns a slot. If the owner by the last known map has failed, a map that is in doubt is
+    /// asked for first, until `until`. Where no node answers, the last known one serves. So nodes that hang delay no
+    /// request to the others: an owner that has changed meanwhile says so itself.
     pub(crate) fn owner(&self, slot: u16, until: HostInstant) -> Result<Endpoint, Error> {
         {
             let known = self.known.lock();

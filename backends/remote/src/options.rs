@@ -309,13 +309,12 @@ macro_rules! remote_setters {
         /// How long a server that was just started grants nothing, from 0 to a century. Default: 0,
         /// which is off.
         ///
-        /// A server that lost its locks by a restart grants them anew, while a former holder that was
-        /// stopped or cut off meanwhile does not know of that yet. With at least the largest ttl of all
-        /// programs, every such holder has given up by its own clock before. Until the time is over, an
-        /// acquisition with a wait goes on as in any outage, and a single attempt is
-        /// [`Unavailable`](::lockkeeper_core::ErrorKind::Unavailable). All programs need the setting.
-        /// The time since the start is the server's own word, so setting its clock forward just after
-        /// the start shortens it.
+        /// A server that lost its locks by a restart grants them anew. A former holder that was stopped or cut off
+        /// meanwhile does not know of that yet. With at least the largest ttl of all programs, every such holder has
+        /// given up by its own clock before. Until the time is over, an acquisition with a wait goes on as in any
+        /// outage, and a single attempt is [`Unavailable`](::lockkeeper_core::ErrorKind::Unavailable). All programs
+        /// need the setting. The time since the start is the server's own word, so setting its clock forward just
+        /// after the start shortens it.
         #[must_use]
         pub fn restart_grace(mut self, grace: ::std::time::Duration) -> Self {
             self.remote.restart_grace = grace;

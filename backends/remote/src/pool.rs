@@ -227,8 +227,8 @@ impl<C> Pool<C> {
     }
 }
 
-/// Gives a connection back on a thread of its own: the application's pool may ask the server whether the connection works,
-/// and a guard's drop waits for no server. If there is no thread, the connection is closed.
+/// Gives a connection back on a thread of its own. The application's pool may ask the server whether the connection
+/// works, and a guard's drop waits for no server. If there is no thread, the connection is closed.
 fn give_back_aside<C: Connection + Send + 'static>(connection: C) {
     let thread = thread::Builder::new().name("lockkeeper-give-back".to_owned());
     let _ = thread.spawn(move || connection.give_back());
@@ -297,10 +297,10 @@ impl<C: Connection> PooledConn<C> {
     /// Runs `work` on the connection until `deadline`; `work` gets the time that it has. `connect` opens
     /// a connection where none is open.
     ///
-    /// A connection on which something failed is closed, and one that was in use before is replaced at
-    /// once after [`Failure::Closed`] or [`Failure::NotSent`]. It is checked before use: a socket takes
-    /// a request also after the server has closed the connection, and then it is unknown whether the
-    /// server carried it out. The check is one system call of some 0.4 µs.
+    /// A connection on which something failed is closed, and one that was in use before is replaced at once after
+    /// [`Failure::Closed`] or [`Failure::NotSent`]. It is checked before use. A socket takes a request also after the
+    /// server has closed the connection, and then it is unknown whether the server carried it out. The check is one
+    /// system call of some 0.4 µs.
     ///
     /// # Errors
     /// The failure of `connect`, which is [`Failure::NotSent`], or of `work`; also if the deadline has passed.

@@ -1,10 +1,10 @@
 //! Group commit inside the process: which request goes to the store at once, and which go together in
 //! the next batch.
 //!
-//! A request that finds no other under way is made by its own thread, alone. Those that come meanwhile
-//! are queued, and a thread of the keeper sends them together when the one before them is done, batch
-//! after batch until none is left. A caller that stops waiting leaves its entry; what comes back for it is
-//! given to the batch's thread with what the caller left.
+//! A request that finds no other under way is made by its own thread, alone. Those that come meanwhile are queued. A
+//! thread of the keeper sends them together when the one before them is done, batch after batch until none is left. A
+//! caller that stops waiting leaves its entry; what comes back for it is given to the batch's thread with what the
+//! caller left.
 //!
 //! Every change of an entry happens under its mutex, and that alone decides races such as "the caller
 //! leaves while the answer comes". This knows neither time nor store, so a model checker can run all of it:

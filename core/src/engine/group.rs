@@ -1,8 +1,8 @@
 //! Group commit: what threads ask while a request is under way goes to the store together.
 //!
-//! A thread that finds no request under way asks alone, so that a lone thread waits for no other one.
-//! Queued requests are sent by threads of the keeper, which no caller's deadline ends: a caller that is due
-//! leaves, and what comes back for it is released. All that is so for each part of the store by itself.
+//! A thread that finds no request under way asks alone, so that a lone thread waits for no other one. Queued requests
+//! are sent by threads of the keeper, which no caller's deadline ends. A caller that is due leaves, and what comes
+//! back for it is released. All that is so for each part of the store by itself.
 
 use std::cell::Cell;
 use std::slice;

@@ -171,9 +171,9 @@ impl NameState {
         None
     }
 
-    /// Returns whether a thread may ask the store now. It may beside leases of this process that do not
-    /// exclude the new one; and exclusively while guards of this process share the name, since the order of
-    /// all processes is that of their requests.
+    /// Returns whether a thread may ask the store now. It may beside leases of this process that do not exclude the
+    /// new one. It also may exclusively while guards of this process share the name, since the order of all processes
+    /// is that of their requests.
     fn may_ask(&self, mode: Mode, kind: WaitKind) -> bool {
         let mut holds = self.holds.iter();
         self.head.is_none()

@@ -88,8 +88,8 @@ pub(super) struct Unanswered<'a> {
 /// What an unanswered request was about.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Its reply may be lost with a connection, and so may the next one: a store that closes each connection loses all
-    /// of them, which is an outage.
+    /// Its reply may be lost with a connection, and so may the next one. A store that closes each connection loses
+    /// all of them, which is an outage.
     ForName,
     /// The backend may know without asking that a lease gets no reply.
     ForLease,

@@ -141,8 +141,8 @@ impl Engine {
         }
     }
 
-    /// Releases a lease that no guard gets, and returns the reason for that. The caller waits for the answer until the
-    /// end of its request, and after a cancel as long as a drop does; then the keeper's threads finish it.
+    /// Releases a lease that no guard gets, and returns the reason for that. The caller waits for the answer until
+    /// the end of its request, and after a cancel as long as a drop does. Then the keeper's threads finish it.
     pub(super) fn give_up(
         self: &Arc<Self>,
         request: &AcquireRequest<'_>,

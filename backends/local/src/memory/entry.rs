@@ -129,8 +129,8 @@ impl Entry {
     /// Removes the expired holders, and then grants the name to one waiter after the other until the next one
     /// is not admitted.
     ///
-    /// A waiter never meets permits of another limit: it was queued while permits of its own limit were
-    /// held, and the waiters before it have that limit, too.
+    /// A waiter never meets permits of another limit. It was queued while permits of its own limit were held, and the
+    /// waiters before it have that limit, too.
     pub(super) fn serve(&mut self, now: HostInstant, epochs: &mut EpochMint) {
         self.holders.retain(|holder| now < holder.expires);
         while let Some(waiter) = self.waiters.front()

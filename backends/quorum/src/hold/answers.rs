@@ -11,7 +11,7 @@ use crate::lock;
 use super::{Hold, Next, PATIENCE, Round, Slot, State, Told};
 
 /// How long a member has no lease before it is asked for one. The releases of one `unlock` reach the members at
-/// different times, and the holder learns of each at once: a member that regained the lease in between would undo the
+/// different times, and the holder learns of each at once. A member that regained the lease in between would undo the
 /// `unlock`. A member that restarted grants nothing for a time that is seldom shorter.
 const REGAINED_AFTER: Duration = Duration::from_secs(1);
 

@@ -49,8 +49,8 @@ impl<I: Copy> AbandonedSessions<I> {
 /// connection. Costs a statement only while a request of this store is not answered. A failure within says that
 /// the holder may be such a request; the connection is as good as before.
 ///
-/// `unclaimed` is the answer of [`Sessions::unclaimed`] from before the attempt: such a request may have held the name
-/// then, and have given it back before the reply was here.
+/// `unclaimed` is the answer of [`Sessions::unclaimed`] from before the attempt. Such a request may have held the
+/// name then, and have given it back before the reply was here.
 pub(crate) fn confirm_busy<C: SessionConnection>(
     sessions: &Sessions<C>,
     connection: &mut C,

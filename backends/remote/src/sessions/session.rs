@@ -153,8 +153,8 @@ impl<C: SessionConnection> Session<C> {
         connection.is_some_and(SessionConnection::has_ended)
     }
 
-    /// Records that the server has ended the session, and with it all leases on it: their renewals answer
-    /// so from now on, and the keepers renew them at once.
+    /// Records that the server has ended the session, and with it all leases on it. Their renewals answer so from now
+    /// on, and the keepers renew them at once.
     pub(crate) fn end(&self) {
         let had_leases = self.state().end();
         self.retire();
