@@ -91,7 +91,8 @@ pub(crate) struct Engine {
 
 /// The most threads for the jobs of one kind, where the store has one part.
 const MOST_OF_KIND: usize = 4;
-/// The same where it has several: some parts may hang, and the others still have threads.
+/// The most threads for the jobs of one kind and part, where the store has several parts. So parts that hang leave
+/// threads for the others.
 const MOST_OF_KIND_OF_SEVERAL: usize = 2;
 
 /// What a worker does.

@@ -339,9 +339,9 @@ pub(crate) struct Connection {
     preferred: Arc<AtomicUsize>,
     token: Option<String>,
     tokens: Arc<Mutex<Option<String>>>,
-    /// What came of the next messages of a watch.
+    /// The bytes of the next messages of a watch that have come so far.
     unread: Vec<u8>,
-    /// So much of it has no end of a message.
+    /// How many of its bytes were searched, and have no end of a message.
     searched: usize,
 }
 
