@@ -27,6 +27,8 @@
 //! | `etcd://HOST,HOST,HOST`, `etcds://…` (TLS) | all processes that reach the cluster, also when it loses a server |
 //! | `quorum:?member=URL&member=URL&member=URL` | all processes that reach a majority of the stores |
 //!
+//! The page `docs/choosing-a-store.md` says how to choose, and `docs/stores/` has a page for each store.
+//!
 //! The query of the URL has the settings, such as `?ttl=30s&wait=5s&namespace=shop`; the [table of
 //! keys](#keys) has all of them. An unknown key is an error that names the nearest known key.
 //!
