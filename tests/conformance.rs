@@ -8,32 +8,80 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use lockkeeper_conformance::Run;
+#[cfg(unix)]
+use lockkeeper_conformance::Suite;
+#[cfg(all(unix, feature = "etcd"))]
+use lockkeeper_testkit::EtcdKind;
+#[cfg(all(unix, feature = "mysql"))]
+use lockkeeper_testkit::MySqlKind;
+#[cfg(all(unix, feature = "postgres"))]
+use lockkeeper_testkit::PostgresKind;
+#[cfg(all(unix, feature = "redis"))]
+use lockkeeper_testkit::RedisKind;
+#[cfg(unix)]
+use lockkeeper_testkit::StoreKind;
+
+#[cfg(all(unix, any(feature = "mysql", feature = "redis")))]
+use fixtures::pool;
+#[cfg(all(unix, feature = "quorum"))]
+use fixtures::quorum;
+#[cfg(unix)]
+use fixtures::store;
+
+/// Returns the suites of all stores that the testkit starts.
+#[cfg(unix)]
+fn suites() -> Vec<Suite> {
+    let mut suites = Vec::new();
+    #[cfg(feature = "sqlite")]
+    suites.push(store::suite("lockkeeper-local", StoreKind::Sqlite));
+    #[cfg(feature = "etcd")]
+    suites.extend(EtcdKind::ALL.map(|kind| store::suite("lockkeeper-etcd", StoreKind::Etcd(kind))));
+    #[cfg(feature = "mysql")]
+    {
+        let package = "lockkeeper-mysql";
+        suites.extend(MySqlKind::ALL.map(|kind| store::suite(package, StoreKind::MySql(kind))));
+        let kind = StoreKind::MySql(MySqlKind::MariaDb10);
+        suites.push(store::suite_by(
+            package,
+            "mysql-pool",
+            kind,
+            pool::open_mysql,
+        ));
+    }
+    #[cfg(feature = "postgres")]
+    suites.extend(
+        PostgresKind::ALL
+            .map(|kind| store::suite("lockkeeper-postgres", StoreKind::Postgres(kind))),
+    );
+    #[cfg(feature = "redis")]
+    {
+        let (package, kind) = ("lockkeeper-redis", RedisKind::Redis7);
+        suites.extend(RedisKind::ALL.map(|kind| store::suite(package, StoreKind::Redis(kind))));
+        suites.push(store::suite(package, StoreKind::RedisSentinel(kind)));
+        suites.push(store::suite(package, StoreKind::RedisCluster(kind)));
+        let kind = StoreKind::Redis(kind);
+        suites.push(store::suite_by(
+            package,
+            "redis-pool",
+            kind,
+            pool::open_redis,
+        ));
+    }
+    #[cfg(all(feature = "quorum", feature = "sqlite"))]
+    suites.push(quorum::suite("quorum-sqlite", StoreKind::Sqlite));
+    #[cfg(all(feature = "quorum", feature = "redis"))]
+    suites.push(quorum::suite(
+        "quorum-redis",
+        StoreKind::Redis(RedisKind::Redis7),
+    ));
+    suites
+}
 
 fn main() -> ExitCode {
     let mut run = Run::new().suite(fixtures::memory::suite());
-    #[cfg(feature = "sqlite")]
+    #[cfg(unix)]
     {
-        run = run.suite(fixtures::sqlite::suite());
-    }
-    #[cfg(all(feature = "etcd", unix))]
-    {
-        run = fixtures::etcd::suites().fold(run, Run::suite);
-    }
-    #[cfg(all(feature = "mysql", unix))]
-    {
-        run = fixtures::mysql::suites().fold(run, Run::suite);
-    }
-    #[cfg(all(feature = "postgres", unix))]
-    {
-        run = fixtures::postgres::suites().fold(run, Run::suite);
-    }
-    #[cfg(all(feature = "redis", unix))]
-    {
-        run = fixtures::redis::suites().fold(run, Run::suite);
-    }
-    #[cfg(feature = "quorum")]
-    {
-        run = fixtures::quorum::suites().fold(run, Run::suite);
+        run = suites().into_iter().fold(run, Run::suite);
     }
     // Off by default.
     #[cfg(not(feature = "etcd"))]

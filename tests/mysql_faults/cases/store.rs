@@ -6,19 +6,13 @@ use std::net::SocketAddr;
 
 use lockkeeper::{ErrorKind, LockKeeper};
 use lockkeeper_testkit::{
-    Daemon, MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PooledServer, ServerPool, until,
+    Daemon, MySqlKind, MySqlOptions, MySqlServer, MySqlSession, Shared, until,
 };
 
 use crate::faults::{FaultServer, opened, with_reply_time};
 use crate::session_server::SessionServer;
 
-/// Cases that leave a server as it was share it, since its start takes a second of processor time.
-static SERVERS: ServerPool<MySqlKind, MySqlServer> = ServerPool::new(
-    |kind| MySqlServer::start(kind, &MySqlOptions::new()),
-    MySqlServer::end_sessions,
-);
-
-pub(super) type Server = PooledServer<MySqlKind, MySqlServer>;
+pub(super) type Server = Shared<MySqlServer>;
 
 impl FaultServer for Server {
     type Kind = MySqlKind;
@@ -99,7 +93,7 @@ impl SessionServer for Server {
 
 /// Takes a server for a case that changes nothing but sessions and locks.
 pub(super) fn start(kind: MySqlKind) -> Server {
-    SERVERS.take(kind).unwrap()
+    Shared::take(kind).unwrap()
 }
 
 /// Starts a server for a case that changes users or variables.

@@ -5,20 +5,12 @@ use std::io;
 use std::net::SocketAddr;
 
 use lockkeeper::ErrorKind;
-use lockkeeper_testkit::{
-    Daemon, PooledServer, PostgresKind, PostgresOptions, PostgresServer, ServerPool, until,
-};
+use lockkeeper_testkit::{Daemon, PostgresKind, PostgresServer, Shared, until};
 
 use crate::faults::FaultServer;
 use crate::session_server::SessionServer;
 
-/// Cases that leave a server as it was share it.
-static SERVERS: ServerPool<PostgresKind, PostgresServer> = ServerPool::new(
-    |kind| PostgresServer::start(kind, &PostgresOptions::new()),
-    PostgresServer::end_sessions,
-);
-
-pub(super) type Server = PooledServer<PostgresKind, PostgresServer>;
+pub(super) type Server = Shared<PostgresServer>;
 
 impl FaultServer for Server {
     type Kind = PostgresKind;
@@ -112,7 +104,7 @@ fn pids(names: &[&str], state: &str) -> String {
 
 /// Takes a server for a case that changes nothing but sessions and locks.
 pub(super) fn start(kind: PostgresKind) -> Server {
-    SERVERS.take(kind).unwrap()
+    Shared::take(kind).unwrap()
 }
 
 fn sessions(server: &PostgresServer, sql: &str) -> BTreeSet<u64> {

@@ -6,9 +6,11 @@ mod kind;
 mod network;
 mod options;
 mod server;
+mod test_server;
 
 pub use client::EtcdKey;
 pub use cluster::EtcdCluster;
 pub use kind::EtcdKind;
 pub use options::EtcdOptions;
 pub use server::EtcdServer;
+pub(crate) use test_server::{start, start_cluster};

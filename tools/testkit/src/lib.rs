@@ -9,6 +9,7 @@
 //! - `etcd`: etcd servers.
 //! - `mysql`: `MySqlClient`, with which a test looks at a MySQL or MariaDB server.
 //! - `proxy`: `Proxy`, which drops, delays and cuts messages, and `SentinelSet` and `RedisCluster`.
+//! - `sqlite`: SQLite files.
 //! - `suite`: test programs whose cases run on every kind of server, by libtest-mimic.
 //! - `tls`: servers that speak TLS, with certificates made for them.
 //!
@@ -44,10 +45,16 @@ mod process;
 mod proxy;
 #[cfg(unix)]
 mod redis;
+#[cfg(all(unix, feature = "sqlite"))]
+mod sqlite;
+#[cfg(unix)]
+mod store_kind;
 #[cfg(all(unix, feature = "suite"))]
 pub mod suite;
 #[cfg(unix)]
 mod template;
+#[cfg(unix)]
+mod test_server;
 mod timeouts;
 #[cfg(unix)]
 mod tls;
@@ -64,7 +71,7 @@ pub use mysql::{MySqlClient, MySqlSession};
 #[cfg(unix)]
 pub use mysql::{MySqlKind, MySqlOptions, MySqlServer};
 #[cfg(unix)]
-pub use pool::{PooledServer, ServerPool};
+pub use pool::Shared;
 #[cfg(unix)]
 pub use postgres::{PgBouncer, PoolMode, PostgresKind, PostgresOptions, PostgresServer};
 #[cfg(feature = "proxy")]
@@ -73,6 +80,12 @@ pub use proxy::{Counts, Fault, Proxy};
 pub use redis::{ProxiedServers, RedisCluster, SentinelSet};
 #[cfg(unix)]
 pub use redis::{RedisClient, RedisKind, RedisOptions, RedisServer, Reply};
+#[cfg(all(unix, feature = "sqlite"))]
+pub use sqlite::SqliteFile;
+#[cfg(unix)]
+pub use store_kind::StoreKind;
+#[cfg(unix)]
+pub use test_server::{EndFault, Facts, TestServer};
 pub use timeouts::with_timeouts;
 #[cfg(unix)]
 pub use tls::Certificates;

@@ -10,6 +10,7 @@ mod proxied;
 #[cfg(feature = "proxy")]
 mod sentinel;
 mod server;
+mod test_server;
 
 pub use client::{RedisClient, Reply};
 #[cfg(feature = "proxy")]
@@ -21,3 +22,6 @@ pub use proxied::ProxiedServers;
 #[cfg(feature = "proxy")]
 pub use sentinel::SentinelSet;
 pub use server::RedisServer;
+pub(crate) use test_server::start;
+#[cfg(feature = "proxy")]
+pub(crate) use test_server::{start_cluster, start_with_sentinel};

@@ -18,3 +18,18 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
         thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// Waits until `condition` holds. It is an error if it does not within 30 s.
+#[cfg(all(unix, feature = "mysql"))]
+pub(crate) fn wait_until(
+    mut condition: impl FnMut() -> std::io::Result<bool>,
+) -> std::io::Result<()> {
+    let began = Instant::now();
+    while !condition()? {
+        if began.elapsed() > LIMIT {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}

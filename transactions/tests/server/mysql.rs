@@ -2,9 +2,7 @@
 
 use lockkeeper::transactions::{CommitError, CommitIn as _};
 use lockkeeper_testkit::suite::Case;
-use lockkeeper_testkit::{
-    Fault, MySqlKind, MySqlOptions, MySqlServer, PooledServer, Proxy, ServerPool,
-};
+use lockkeeper_testkit::{Fault, MySqlKind, MySqlOptions, MySqlServer, Proxy, Shared};
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, Error, Opts, Pool, PooledConn, Transaction};
 
@@ -14,13 +12,8 @@ use crate::cases::{self, Proved};
 /// The error of a deadlock, after which the server has rolled the transaction back.
 const DEADLOCK: u16 = 1213;
 
-static SERVERS: ServerPool<MySqlKind, MySqlServer> = ServerPool::new(
-    |kind| MySqlServer::start(kind, &MySqlOptions::new()),
-    MySqlServer::end_sessions,
-);
-
-fn start(kind: MySqlKind) -> PooledServer<MySqlKind, MySqlServer> {
-    SERVERS.take(kind).unwrap()
+fn start(kind: MySqlKind) -> Shared<MySqlServer> {
+    Shared::take(kind).unwrap()
 }
 
 fn connect(url: &str) -> Conn {

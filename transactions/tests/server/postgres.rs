@@ -2,21 +2,14 @@
 
 use lockkeeper::transactions::{CommitError, CommitIn as _};
 use lockkeeper_testkit::suite::Case;
-use lockkeeper_testkit::{
-    Fault, PooledServer, PostgresKind, PostgresOptions, PostgresServer, Proxy, ServerPool,
-};
+use lockkeeper_testkit::{Fault, PostgresKind, PostgresOptions, PostgresServer, Proxy, Shared};
 use postgres::{Client, Error, NoTls, Transaction};
 
 use crate::application::{Application, sell};
 use crate::cases::{self, Proved};
 
-static SERVERS: ServerPool<PostgresKind, PostgresServer> = ServerPool::new(
-    |kind| PostgresServer::start(kind, &PostgresOptions::new()),
-    PostgresServer::end_sessions,
-);
-
-pub(crate) fn start(kind: PostgresKind) -> PooledServer<PostgresKind, PostgresServer> {
-    SERVERS.take(kind).unwrap()
+pub(crate) fn start(kind: PostgresKind) -> Shared<PostgresServer> {
+    Shared::take(kind).unwrap()
 }
 
 pub(crate) fn connect(url: &str) -> Client {

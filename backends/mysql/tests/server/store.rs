@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Config, Drivers, Error, LockKeeper};
 use lockkeeper_mysql::MySqlDriver;
-use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, PooledServer, ServerPool, suite};
+use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, Shared, suite};
 
 /// A limit far longer than anything here takes.
 pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
@@ -14,15 +14,9 @@ pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) type Case = suite::Case<MySqlKind>;
 
-/// Cases that leave a server as it was share it, since its start takes a second of processor time.
-static SERVERS: ServerPool<MySqlKind, MySqlServer> = ServerPool::new(
-    |kind| MySqlServer::start(kind, &MySqlOptions::new().show_locks()),
-    MySqlServer::end_sessions,
-);
-
 /// Takes a server for a case that leaves users and variables as they are.
-pub(crate) fn start(kind: MySqlKind) -> PooledServer<MySqlKind, MySqlServer> {
-    SERVERS.take(kind).unwrap()
+pub(crate) fn start(kind: MySqlKind) -> Shared<MySqlServer> {
+    Shared::take(kind).unwrap()
 }
 
 /// Starts a server for a case that changes users or variables.

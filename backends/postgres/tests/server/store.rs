@@ -9,7 +9,7 @@ use lockkeeper_core::{
     LockName, Mode, Released, SystemClock,
 };
 use lockkeeper_postgres::{PostgresDriver, PostgresOptions, PostgresProvider};
-use lockkeeper_testkit::{PooledServer, PostgresKind, PostgresServer, ServerPool, suite};
+use lockkeeper_testkit::{PostgresKind, PostgresServer, Shared, suite};
 
 /// A limit far longer than anything here takes.
 pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
@@ -30,22 +30,14 @@ pub(crate) fn trial(name: &str, ignored: fn() -> Option<String>, case: fn()) -> 
     })
 }
 
-/// Cases that leave a server as it was share it.
-static SERVERS: ServerPool<PostgresKind, PostgresServer> =
-    ServerPool::new(start_own_result, PostgresServer::end_sessions);
-
-fn start_own_result(kind: PostgresKind) -> std::io::Result<PostgresServer> {
-    PostgresServer::start(kind, &lockkeeper_testkit::PostgresOptions::new())
-}
-
 /// Takes a server for a case that leaves users and settings as they are.
-pub(crate) fn start(kind: PostgresKind) -> PooledServer<PostgresKind, PostgresServer> {
-    SERVERS.take(kind).unwrap()
+pub(crate) fn start(kind: PostgresKind) -> Shared<PostgresServer> {
+    Shared::take(kind).unwrap()
 }
 
 /// Starts a server for a case that changes users or settings.
 pub(crate) fn start_own(kind: PostgresKind) -> PostgresServer {
-    start_own_result(kind).unwrap()
+    PostgresServer::start(kind, &lockkeeper_testkit::PostgresOptions::new()).unwrap()
 }
 
 pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {

@@ -53,6 +53,20 @@ impl SentinelSet {
         Ok(set)
     }
 
+    /// Starts a server, and a sentinel that names it by its own address and does not replace it before `down_after`.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn alone(kind: RedisKind, down_after: Duration) -> io::Result<Self> {
+        let servers = ProxiedServers::start(kind, 1, |_| RedisOptions::new())?;
+        let server = servers.server(0);
+        let options = RedisOptions::new().sentinel_of(server, server.addr(), 1, down_after);
+        Ok(Self {
+            sentinels: vec![RedisServer::start(kind, &options)?],
+            servers,
+        })
+    }
+
     /// Returns `redis+sentinel://HOST,HOST/mymaster`.
     #[must_use]
     pub fn url(&self) -> String {

@@ -160,7 +160,7 @@ impl RedisServer {
             .map(|(port, _)| format!("rediss://{}localhost:{port}", self.sign_in()))
     }
 
-    fn sign_in(&self) -> String {
+    pub(super) fn sign_in(&self) -> String {
         self.options
             .password
             .as_ref()

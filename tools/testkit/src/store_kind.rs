@@ -1,0 +1,149 @@
+//! The list of all kinds of stores.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+#[cfg(feature = "sqlite")]
+use crate::sqlite;
+#[cfg(feature = "etcd")]
+use crate::{EtcdKind, etcd};
+#[cfg(feature = "mysql")]
+use crate::{MySqlKind, mysql};
+use crate::{PostgresKind, RedisKind, TestServer, postgres, redis};
+
+/// A kind of store that a test starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoreKind {
+    /// A file.
+    #[cfg(feature = "sqlite")]
+    Sqlite,
+    /// A Redis or Valkey server.
+    Redis(RedisKind),
+    /// A Redis server, and a sentinel that names it and never replaces it.
+    #[cfg(feature = "proxy")]
+    RedisSentinel(RedisKind),
+    /// Three primaries of a Redis Cluster, which nothing replaces.
+    #[cfg(feature = "proxy")]
+    RedisCluster(RedisKind),
+    /// A MySQL or MariaDB server, which lists its locks.
+    #[cfg(feature = "mysql")]
+    MySql(MySqlKind),
+    /// A PostgreSQL server.
+    Postgres(PostgresKind),
+    /// A single etcd.
+    #[cfg(feature = "etcd")]
+    Etcd(EtcdKind),
+    /// Three members of an etcd cluster.
+    #[cfg(feature = "etcd")]
+    EtcdCluster(EtcdKind),
+}
+
+impl StoreKind {
+    /// Returns all kinds of single servers that common cases run on.
+    #[must_use]
+    pub fn servers() -> Vec<Self> {
+        let mut kinds: Vec<_> = RedisKind::ALL.map(Self::Redis).into();
+        #[cfg(feature = "mysql")]
+        kinds.extend(MySqlKind::ALL.map(Self::MySql));
+        kinds.extend(PostgresKind::ALL.map(Self::Postgres));
+        #[cfg(feature = "etcd")]
+        kinds.extend(EtcdKind::ALL.map(Self::Etcd));
+        kinds
+    }
+
+    /// Returns the name for tests: `redis-7`, `redis-sentinel`, `mysql-9`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite => "sqlite",
+            Self::Redis(kind) => kind.name(),
+            #[cfg(feature = "proxy")]
+            Self::RedisSentinel(_) => "redis-sentinel",
+            #[cfg(feature = "proxy")]
+            Self::RedisCluster(_) => "redis-cluster",
+            #[cfg(feature = "mysql")]
+            Self::MySql(kind) => kind.name(),
+            Self::Postgres(kind) => kind.name(),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(kind) => kind.name(),
+            #[cfg(feature = "etcd")]
+            Self::EtcdCluster(_) => "etcd-cluster",
+        }
+    }
+
+    /// Returns why tests with this store are shown as ignored, `None` when they run. In continuous integration (`CI` is
+    /// set) they always run, and fail where a server is missing.
+    #[must_use]
+    pub fn ignored(self) -> Option<String> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite => None,
+            Self::Redis(kind) => kind.ignored(),
+            #[cfg(feature = "proxy")]
+            Self::RedisSentinel(kind) | Self::RedisCluster(kind) => kind.ignored(),
+            #[cfg(feature = "mysql")]
+            Self::MySql(kind) => kind.ignored(),
+            Self::Postgres(kind) => kind.ignored(),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(kind) | Self::EtcdCluster(kind) => kind.ignored(),
+        }
+    }
+
+    /// Starts a store of this kind in a throw-away folder, and returns when it replies.
+    ///
+    /// # Errors
+    /// There is no such server on this machine, or it did not start: its log is in the error.
+    pub fn start(self) -> io::Result<Arc<dyn TestServer>> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite => sqlite::start(),
+            Self::Redis(kind) => redis::start(kind),
+            #[cfg(feature = "proxy")]
+            Self::RedisSentinel(kind) => redis::start_with_sentinel(kind),
+            #[cfg(feature = "proxy")]
+            Self::RedisCluster(kind) => redis::start_cluster(kind),
+            #[cfg(feature = "mysql")]
+            Self::MySql(kind) => mysql::start(kind),
+            Self::Postgres(kind) => postgres::start(kind),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(kind) => etcd::start(kind),
+            #[cfg(feature = "etcd")]
+            Self::EtcdCluster(kind) => etcd::start_cluster(kind),
+        }
+    }
+}
+
+impl fmt::Display for StoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl From<RedisKind> for StoreKind {
+    fn from(kind: RedisKind) -> Self {
+        Self::Redis(kind)
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl From<MySqlKind> for StoreKind {
+    fn from(kind: MySqlKind) -> Self {
+        Self::MySql(kind)
+    }
+}
+
+impl From<PostgresKind> for StoreKind {
+    fn from(kind: PostgresKind) -> Self {
+        Self::Postgres(kind)
+    }
+}
+
+#[cfg(feature = "etcd")]
+impl From<EtcdKind> for StoreKind {
+    fn from(kind: EtcdKind) -> Self {
+        Self::Etcd(kind)
+    }
+}
