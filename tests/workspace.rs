@@ -120,6 +120,9 @@ impl Places<'_> {
             self.read("src/lib.rs").contains(&module),
             "its module in `backends` of src/lib.rs",
         );
+        let suites = self.read("tests/conformance.rs");
+        let is_there = suites.contains(&format!("\"{package}\""));
+        self.want(is_there, "its suite in tests/conformance.rs");
         let is_there = self.read("ARCHITECTURE.md").contains(&path);
         self.want(is_there, "its part of ARCHITECTURE.md");
         is_optional
@@ -134,7 +137,6 @@ impl Places<'_> {
             facade.contains(&path),
             &format!("{path} in `drivers()` of src/lib.rs"),
         );
-        self.listed(driver, "tests/conformance.rs", &["fixtures::"]);
         self.listed(driver, "tools/bench/src/main.rs", &["free::", "free "]);
         self.listed(driver, "docs/shapes.md", &["`"]);
         let readme = self.read("README.md");
