@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::scripted_store::SECOND;
+use crate::steps::SECOND;
 
 /// How the store answers the renewals of a name from now on.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]

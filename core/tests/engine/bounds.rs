@@ -6,7 +6,8 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireOptions, CancelToken, Clock, ErrorKind};
 
 use crate::answers::{Grants, Releases, Renewals};
-use crate::scripted_store::{SECOND, ScriptedStore, give_time};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 /// How much later than its deadline an acquisition stops to wait for the store.
 const GRACE: Duration = Duration::from_millis(80);
@@ -35,18 +36,16 @@ fn all_attempts_of_an_acquisition_have_one_end() {
 
 #[test]
 fn short_wait_ends_in_time_behind_a_request_that_hangs() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let short = Duration::from_millis(50);
     store.grants(Grants::Silent);
     thread::scope(|scope| {
-        let alone = scope.spawn(|| keeper.acquire("alone", &AcquireOptions::new().wait_forever()));
+        let alone = scope.spawn(|| keeper.acquire("alone", &forever()));
         store.wait_for("alone", "acquire", 1);
         let waiting = scope.spawn(|| keeper.try_lock_for("a", short));
         store.wait_for("a", "acquire", 1);
         store.clock.advance(short + GRACE);
-        let error = waiting.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        assert_fails(waiting.join().unwrap(), ErrorKind::Unknown);
         store.grants(Grants::Work);
         assert!(alone.join().unwrap().unwrap().is_some());
     });
@@ -56,8 +55,7 @@ fn short_wait_ends_in_time_behind_a_request_that_hangs() {
 
 #[test]
 fn cancel_ends_an_attempt_without_a_reply() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     store.grants(Grants::Silent);
     let cancel = CancelToken::new();
     let options = AcquireOptions::new().cancel(&cancel);
@@ -65,8 +63,7 @@ fn cancel_ends_an_attempt_without_a_reply() {
         let waiting = scope.spawn(|| keeper.acquire("a", &options));
         store.wait_for("a", "acquire", 1);
         cancel.cancel();
-        let error = waiting.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+        assert_fails(waiting.join().unwrap(), ErrorKind::Cancelled);
     });
     store.grants(Grants::Work);
     // What the store has granted late is given back.
@@ -77,8 +74,7 @@ fn cancel_ends_an_attempt_without_a_reply() {
 #[test]
 fn silent_confirmation_ends_with_the_wait_or_at_a_cancel() {
     for cancels in [false, true] {
-        let store = ScriptedStore::new();
-        let keeper = store.keeper();
+        let (store, keeper) = scripted();
         store.grants(Grants::Late(2 * SECOND));
         store.renewals("a", Renewals::Hang);
         let cancel = CancelToken::new();
@@ -96,8 +92,7 @@ fn silent_confirmation_ends_with_the_wait_or_at_a_cancel() {
                     ErrorKind::Unknown
                 }
             };
-            let error = waiting.join().unwrap().unwrap_err();
-            assert_eq!(error.kind(), kind, "{error:?}");
+            assert_fails(waiting.join().unwrap(), kind);
         });
         assert_eq!(store.count("a", "release"), 0);
         store.renewals("a", Renewals::Work);
@@ -109,8 +104,7 @@ fn silent_confirmation_ends_with_the_wait_or_at_a_cancel() {
 /// The lease that the silent confirmation is about is released later, and that must not end the next grant.
 #[test]
 fn request_behind_a_silent_confirmation_has_another_owner() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::Late(2 * SECOND));
     store.renewals("a", Renewals::Hang);
     thread::scope(|scope| {
@@ -128,8 +122,7 @@ fn request_behind_a_silent_confirmation_has_another_owner() {
 /// The lease of a grant that comes too late is released by another thread, and that must not end the next grant.
 #[test]
 fn request_behind_a_late_grant_has_another_owner() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::GrantedWait(3 * SECOND));
     drop(keeper.try_lock_for("a", 2 * SECOND));
     store.set(|state| {
@@ -142,16 +135,14 @@ fn request_behind_a_late_grant_has_another_owner() {
 /// A request that has used up its time leaves the releases of the other names to the keeper.
 #[test]
 fn set_that_ends_without_a_reply_waits_for_no_release() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     store.grants(Grants::SilentFor("far b"));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| keeper.try_lock_all_for(["a", "far b"], SECOND / 5));
         store.wait_for("a", "acquire", 1);
         store.wait_for("far b", "acquire", 1);
         store.clock.advance(SECOND / 5 + GRACE);
-        let error = waiting.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        assert_fails(waiting.join().unwrap(), ErrorKind::Unknown);
         store.wait_for("a", "release", 1);
         assert_eq!(store.releases_by_keepers("a"), [true]);
         store.grants(Grants::Work);
@@ -161,8 +152,7 @@ fn set_that_ends_without_a_reply_waits_for_no_release() {
 
 #[test]
 fn silent_release_of_an_unconfirmed_grant_ends_with_the_wait() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::Late(2 * SECOND));
     store.renewals("a", Renewals::Fail);
     store.releases(Releases::ReplyLostLate);
@@ -170,8 +160,7 @@ fn silent_release_of_an_unconfirmed_grant_ends_with_the_wait() {
         let waiting = scope.spawn(|| keeper.try_lock_for("a", 3 * SECOND));
         store.wait_for("a", "release", 1);
         store.clock.advance(SECOND + GRACE);
-        let error = waiting.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        assert_fails(waiting.join().unwrap(), ErrorKind::Unknown);
     });
     store.releases(Releases::Work);
     // The first release got no reply.
@@ -180,12 +169,10 @@ fn silent_release_of_an_unconfirmed_grant_ends_with_the_wait() {
 
 #[test]
 fn silent_abandon_delays_no_caller_and_ends_before_the_name_is_requested_again() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.set(|state| state.abandons_hang = true);
     store.grants(Grants::ReplyLost { then_works: false });
-    let error = keeper.try_lock("a").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert_fails(keeper.try_lock("a"), ErrorKind::Unknown);
     store.wait_for("a", "abandon", 1);
     let requests = store.count("a", "acquire");
     store.grants(Grants::Work);

@@ -11,12 +11,12 @@ use lockkeeper_core::{
 
 use crate::answers::Grants;
 use crate::events::{Event, observed};
-use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 #[test]
 fn guards_outlive_their_keeper() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let guard = keeper.lock("a").unwrap();
     drop(keeper);
     store.next_renewal("a");
@@ -117,9 +117,7 @@ fn close_ends_all_waits_and_keeps_guards() {
     assert_closed(keeper.lock("b").map(Some));
     assert_eq!(store.count("b", "acquire"), 0);
     store.next_renewal("a");
-    eventually("the deadline should move", || {
-        guard.remaining() == 11 * SECOND
-    });
+    wait_until_renewed(&guard);
     guard.renew().unwrap();
     assert_eq!(guard.release().unwrap(), Released::Done);
     assert_eq!(store.count("a", "acquire"), 1);
@@ -127,8 +125,7 @@ fn close_ends_all_waits_and_keeps_guards() {
 
 #[test]
 fn close_does_not_wait_for_a_silent_store_forever() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::Silent);
     let acquiring = keeper.clone();
     let head = thread::spawn(move || acquiring.acquire("a", &AcquireOptions::new()));
@@ -148,6 +145,5 @@ fn thread_that_holds_a_reentrant_lock_gets_it_again_after_the_close() {
     keeper.close();
     keeper.lock("a").unwrap().finish().unwrap();
     outer.finish().unwrap();
-    let error = keeper.lock("a").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    assert_fails(keeper.lock("a"), ErrorKind::Cancelled);
 }

@@ -12,7 +12,8 @@ use lockkeeper_core::{
 };
 
 use crate::answers::{Grants, Releases, Renewals};
-use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually, fixed};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 type Answer = (String, Result<Released, ErrorKind>);
 
@@ -57,10 +58,6 @@ fn observed(builder: LockKeeperBuilder) -> (LockKeeper, Ends) {
 fn observed_with_long_leases(store: &Arc<ScriptedStore>) -> (LockKeeper, Ends) {
     let ttl = 365 * 24 * 3_600 * SECOND;
     observed(store.builder().lease(LeasePolicy::Renewed { ttl }))
-}
-
-fn lock_all<const N: usize>(keeper: &LockKeeper, names: [&str; N]) -> [LockGuard; N] {
-    names.map(|name| keeper.lock(name).unwrap())
 }
 
 /// Waits until the lease was verified: a store that answers again is asked for all leases, and the drop of a
@@ -112,13 +109,12 @@ fn releases_of_one_part_that_hang_do_not_hold_up_the_names_of_another() {
     let store = ScriptedStore::with_parts(2);
     let (keeper, _ends) = observed(store.builder());
     let names = ["0 a", "0 b", "0 c", "0 d", "0 e"];
-    let guards = lock_all(&keeper, names);
+    let guards = lock_each(&keeper, names);
     store.releases(Releases::Hang);
     drop(guards);
     // A thread of the keeper frees what the lost reply may have granted.
     store.grants(Grants::ReplyLost { then_works: false });
-    let error = keeper.try_lock("1 f").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert_fails(keeper.try_lock("1 f"), ErrorKind::Unknown);
     store.wait_for("1 f", "abandon", 1);
     store.releases(Releases::Work);
     store.grants(Grants::Work);
@@ -129,7 +125,7 @@ fn releases_of_one_part_that_hang_do_not_hold_up_the_names_of_another() {
 fn drop_asks_on_its_own_thread_again_once_the_store_answers() {
     let store = ScriptedStore::new();
     let (keeper, ends) = observed(store.builder());
-    let [a, b] = lock_all(&keeper, ["a", "b"]);
+    let [a, b] = lock_each(&keeper, ["a", "b"]);
     store.releases(Releases::Hang);
     drop(a);
     store.wait_for("a", "release", 2);
@@ -201,7 +197,7 @@ fn drop_of_a_lost_guard_leaves_the_store_to_the_keepers_threads() {
     let by_store = keeper.lock("b").unwrap();
     store.renewals("b", Renewals::Lost);
     store.next_renewal("b");
-    eventually("the guard is lost", || !by_store.is_held());
+    wait_until_lost(&by_store);
     for (guard, name) in [(by_clock, "a"), (by_store, "b")] {
         drop(guard);
         ends.expect(name, Ok(Released::AlreadyLost));
@@ -222,8 +218,7 @@ fn drop_of_a_lost_guard_leaves_the_store_to_the_keepers_threads() {
 
 #[test]
 fn name_of_a_lost_guard_is_not_requested_before_its_release_has_ended() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let guard = keeper.acquire("a", &fixed(12 * SECOND)).unwrap().unwrap();
     let (sender, told) = mpsc::channel();
     guard
@@ -241,8 +236,7 @@ fn name_of_a_lost_guard_is_not_requested_before_its_release_has_ended() {
             store.clock.advance(SECOND / 10);
             thread::yield_now();
         }
-        let error = waiting.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert_fails(waiting.join().unwrap(), ErrorKind::Unavailable);
     });
     assert_eq!(store.count("a", "acquire"), 1);
     store.releases(Releases::Work);
@@ -273,7 +267,7 @@ fn releases_that_hang_delay_no_renewal() {
     let store = ScriptedStore::new();
     let (keeper, ends) = observed(store.builder());
     let names = ["a", "b", "c", "d", "e", "f"];
-    let hanging = lock_all(&keeper, names);
+    let hanging = lock_each(&keeper, names);
     let good = keeper.lock("good").unwrap();
     store.releases(Releases::Hang);
     drop(hanging);
@@ -282,9 +276,7 @@ fn releases_that_hang_delay_no_renewal() {
     }
     for _ in 0..2 {
         store.next_renewal("good");
-        eventually("the deadline should move", || {
-            good.remaining() == 11 * SECOND
-        });
+        wait_until_renewed(&good);
     }
     store.releases(Releases::Work);
     for _ in names {
@@ -303,16 +295,14 @@ fn attempts_behind_a_release_that_fails_are_not_busy() {
     let single = keeper.clone();
     let single = thread::spawn(move || single.try_lock("a"));
     eventually("the single attempt ends", || single.is_finished());
-    let error = single.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_fails(single.join().unwrap(), ErrorKind::Unavailable);
     let waiting = keeper.clone();
     let waiter = thread::spawn(move || waiting.try_lock_for("a", SECOND));
     eventually("the wait ends", || {
-        store.clock.advance(SECOND / 1_000);
+        store.clock.advance(SECOND / 50);
         waiter.is_finished()
     });
-    let error = waiter.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_fails(waiter.join().unwrap(), ErrorKind::Unavailable);
     assert_eq!(store.count("a", "acquire"), 1);
     store.releases(Releases::Work);
 }
@@ -327,11 +317,10 @@ fn attempt_behind_a_silent_release_is_not_busy() {
     let behind = keeper.clone();
     let behind = thread::spawn(move || behind.try_lock("a"));
     eventually("the single attempt ends", || {
-        store.clock.advance(SECOND / 1_000);
+        store.clock.advance(SECOND / 50);
         behind.is_finished()
     });
-    let error = behind.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_fails(behind.join().unwrap(), ErrorKind::Unavailable);
     store.releases(Releases::Work);
 }
 
@@ -424,7 +413,7 @@ fn panic_of_the_backend_in_a_drop_during_a_panic_does_no_harm() {
 fn last_keeper_waits_for_releases_and_loses_none_that_hangs() {
     let store = ScriptedStore::new();
     let (keeper, ends) = observed(store.builder());
-    let [a, b] = lock_all(&keeper, ["a", "b"]);
+    let [a, b] = lock_each(&keeper, ["a", "b"]);
     store.releases(Releases::Hang);
     drop(a);
     store.wait_for("a", "release", 2);

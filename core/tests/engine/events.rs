@@ -8,7 +8,7 @@ use lockkeeper_core::{
     ObservedLock, Observer,
 };
 
-use crate::scripted_store::LIMIT;
+use crate::steps::*;
 
 /// An event that an observer received.
 #[derive(Clone, Copy, Debug, PartialEq)]

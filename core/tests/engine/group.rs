@@ -6,7 +6,8 @@ use std::thread;
 use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LockKeeper, Released};
 
 use crate::answers::{Grants, Releases, Renewals};
-use crate::scripted_store::{SECOND, ScriptedStore, eventually};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 /// Has a thread ask the store alone for a name, while the store does not answer.
 fn ask_without_answer(store: &Arc<ScriptedStore>, keeper: &LockKeeper) -> thread::JoinHandle<()> {
@@ -20,8 +21,7 @@ fn ask_without_answer(store: &Arc<ScriptedStore>, keeper: &LockKeeper) -> thread
 
 #[test]
 fn lone_thread_asks_by_itself() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     for _ in 0..3 {
         let guard = keeper.lock("a").unwrap();
         guard.renew().unwrap();
@@ -32,8 +32,7 @@ fn lone_thread_asks_by_itself() {
 
 #[test]
 fn queued_requests_overtake_one_that_hangs_and_are_answered() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let alone = ask_without_answer(&store, &keeper);
     let names = ["b", "c", "d"];
     let others = names.map(|name| {
@@ -58,8 +57,7 @@ fn queued_requests_overtake_one_that_hangs_and_are_answered() {
 
 #[test]
 fn part_that_hangs_has_no_request_of_another_wait() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let (near, far) = (keeper.lock("near").unwrap(), keeper.lock("far").unwrap());
     store.renewals("far", Renewals::Hang);
     thread::scope(|scope| {
@@ -87,8 +85,7 @@ fn names_of_two_parts_travel_in_a_batch_each() {
 /// A third party's provider has the single verbs only.
 #[test]
 fn store_without_batches_gets_single_requests() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let alone = ask_without_answer(&store, &keeper);
     let other = keeper.clone();
     let other = thread::spawn(move || drop(other.lock("b").unwrap()));
@@ -101,15 +98,13 @@ fn store_without_batches_gets_single_requests() {
 
 #[test]
 fn caller_that_is_due_leaves_and_a_late_grant_is_given_back() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let alone = ask_without_answer(&store, &keeper);
     let late = keeper.clone();
     let late = thread::spawn(move || late.try_lock_for("late", 3 * SECOND));
     store.wait_for("late", "acquire", 1);
     store.clock.advance(4 * SECOND);
-    let error = late.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert_fails(late.join().unwrap(), ErrorKind::Unknown);
     assert_eq!(store.count("late", "release"), 0);
     store.grants(Grants::Work);
     alone.join().unwrap();
@@ -119,8 +114,7 @@ fn caller_that_is_due_leaves_and_a_late_grant_is_given_back() {
 
 #[test]
 fn cancelled_caller_leaves_and_a_late_grant_is_given_back() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let alone = ask_without_answer(&store, &keeper);
     let cancel = CancelToken::new();
     let options = AcquireOptions::new().cancel(&cancel);
@@ -128,8 +122,7 @@ fn cancelled_caller_leaves_and_a_late_grant_is_given_back() {
     let cancelled = thread::spawn(move || other.acquire("late", &options).map(drop));
     store.wait_for("late", "acquire", 1);
     cancel.cancel();
-    let error = cancelled.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+    assert_fails(cancelled.join().unwrap(), ErrorKind::Cancelled);
     store.grants(Grants::Work);
     alone.join().unwrap();
     store.wait_for("late", "release", 1);
@@ -138,16 +131,14 @@ fn cancelled_caller_leaves_and_a_late_grant_is_given_back() {
 
 #[test]
 fn release_that_is_due_is_finished_by_the_keeper() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let guard = keeper.lock("a").unwrap();
     let alone = ask_without_answer(&store, &keeper);
     store.set(|state| state.releases = Releases::Hang);
     let release = thread::spawn(move || guard.release());
     store.wait_for("a", "release", 1);
     store.clock.advance(6 * SECOND);
-    let error = release.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert_fails(release.join().unwrap(), ErrorKind::Unknown);
     store.releases(Releases::Work);
     store.grants(Grants::Work);
     alone.join().unwrap();
@@ -156,8 +147,7 @@ fn release_that_is_due_is_finished_by_the_keeper() {
 
 #[test]
 fn renewal_that_is_due_brings_its_lease_back() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let guard = keeper.lock("a").unwrap();
     let alone = ask_without_answer(&store, &keeper);
     store.renewals("a", Renewals::Hang);
@@ -180,8 +170,7 @@ fn renewal_that_is_due_brings_its_lease_back() {
 /// A thread that waits gets the connection that a batch did not find.
 #[test]
 fn attempt_without_a_connection_in_a_batch_is_made_alone() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let guard = keeper.lock("alone").unwrap();
     store.releases(Releases::Hang);
     let release = thread::spawn(move || guard.release());

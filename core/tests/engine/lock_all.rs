@@ -9,12 +9,12 @@ use lockkeeper_core::{
 
 use crate::answers::{Grants, Releases, Renewals};
 use crate::events::{Event, observed};
-use crate::scripted_store::{SECOND, ScriptedStore, eventually, give_time};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 #[test]
 fn free_names_are_locked_in_one_batch_in_order_and_once() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let guards = keeper.lock_all(["c", "a", "b", "a"]).unwrap();
     let names: Vec<_> = guards.tokens().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["a", "b", "c"]);
@@ -33,8 +33,7 @@ fn free_names_are_locked_in_one_batch_in_order_and_once() {
 
 #[test]
 fn released_or_dropped_set_goes_back_in_one_batch() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let guards = keeper.lock_all(["a", "b", "c"]).unwrap();
     assert_eq!(guards.release().unwrap(), Released::Done);
     store.set(|state| assert_eq!(state.batches, [3, 3]));
@@ -64,8 +63,7 @@ fn released_set_goes_to_waiters_of_the_process_and_else_to_the_store() {
 
 #[test]
 fn lost_reply_to_the_release_of_a_set_concerns_one_name() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     for (how, is_known) in [(Releases::RequestLost, true), (Releases::ReplyLost, false)] {
         let guards = keeper.lock_all(["a", "b", "c"]).unwrap();
         store.releases(how);
@@ -100,8 +98,7 @@ fn wait_for_later_names_takes_what_is_left_of_the_one_wait() {
 
 #[test]
 fn batch_without_a_reply_takes_no_second_wait() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     store.grants(Grants::Silent);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| keeper.try_lock_all_for(["a", "b"], 3 * SECOND));
@@ -160,8 +157,7 @@ fn batch_that_finds_the_store_gone_has_leases_verified() {
     let keeper = store.builder().outage(Outage::Fail).build().unwrap();
     let held = keeper.lock("held").unwrap();
     store.grants(Grants::Unreachable(Duration::ZERO));
-    let error = keeper.lock_all(["a", "b"]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_fails(keeper.lock_all(["a", "b"]), ErrorKind::Unavailable);
     assert_eq!(
         store.count("a", "acquire"),
         1,
@@ -193,8 +189,7 @@ fn threads_with_overlapping_sets_do_not_wait_for_each_other_in_a_circle() {
 
 #[test]
 fn loss_of_one_name_is_the_loss_of_all() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let guards = keeper.lock_all(["a", "b"]).unwrap();
     let signal = guards.lost_signal();
     assert_eq!(signal.wait(Duration::ZERO), WaitOutcome::TimedOut);
@@ -217,8 +212,7 @@ fn loss_of_one_name_is_the_loss_of_all() {
 
 #[test]
 fn signal_of_a_set_that_was_released_ends_a_wait() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (_store, keeper) = scripted();
     let guards = keeper.lock_all(["a", "b"]).unwrap();
     let signal = guards.lost_signal();
     thread::scope(|scope| {
@@ -231,8 +225,7 @@ fn signal_of_a_set_that_was_released_ends_a_wait() {
 
 #[test]
 fn reply_that_is_lost_costs_no_name_its_ttl() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     store.grants(Grants::ReplyLost { then_works: true });
     drop(keeper.lock_all(["a", "b"]).unwrap());
     assert_eq!(store.count("a", "abandon"), 1);
@@ -246,14 +239,13 @@ fn cancel_ends_the_wait_for_the_second_name_and_gives_the_first_back() {
     let other = store.keeper();
     let held = keeper.lock("b").unwrap();
     let cancel = CancelToken::new();
-    let options = AcquireOptions::new().wait_forever().cancel(&cancel);
+    let options = forever().cancel(&cancel);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| keeper.acquire_all(["a", "b"], &options));
         events.expect(Event::Contended);
         assert!(other.try_lock("a").unwrap().is_none());
         cancel.cancel();
-        let error = waiting.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert_fails(waiting.join().unwrap(), ErrorKind::Cancelled);
     });
     drop(held);
     assert!(other.try_lock_all(["a", "b"]).unwrap().is_some());
@@ -263,12 +255,10 @@ fn cancel_ends_the_wait_for_the_second_name_and_gives_the_first_back() {
 
 #[test]
 fn grant_of_a_set_that_comes_too_late_is_not_busy() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     store.grants(Grants::Late(60 * SECOND));
     store.renewals("a", Renewals::Lost);
-    let error = keeper.try_lock_all(["a", "b"]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert_fails(keeper.try_lock_all(["a", "b"]), ErrorKind::Unavailable);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use lockkeeper_core::{Clock, ErrorKind, HostInstant, ManualClock, Released, Wait
 
 use crate::answers::Renewals;
 use crate::events::{Event, observed};
-use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually, fixed};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 #[test]
 fn loss_by_the_clock_is_final_whatever_the_store_answers_later() {
@@ -71,8 +72,7 @@ fn loss_by_the_stores_answer_counts_at_once_and_is_reported_once() {
 
 #[test]
 fn next_waiter_asks_the_store_when_a_fixed_lease_has_ended() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let guard = keeper.acquire("a", &fixed(2 * SECOND)).unwrap().unwrap();
     let (sender, called) = mpsc::channel();
     guard
@@ -141,8 +141,7 @@ fn panic_in_the_drop_of_a_callback_does_no_harm() {
             panic!("as the test wants");
         }
     }
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let guard = keeper.lock("a").unwrap();
     let bomb = Bomb;
     guard.lost_signal().on_lost(move || drop(bomb));
@@ -168,8 +167,7 @@ impl Drop for Endless {
 /// There are four threads at most.
 #[test]
 fn panics_whose_payload_panics_end_no_thread_of_the_keeper() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let ends = |name: &str| {
         store.renewals(name, Renewals::Lost);
         store.next_renewal(name);
@@ -195,8 +193,7 @@ fn panics_whose_payload_panics_end_no_thread_of_the_keeper() {
 
 #[test]
 fn with_lock_returns_the_value_and_whether_the_lock_was_held() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let done = keeper.with_lock("a", |guard| guard.token().get()).unwrap();
     assert_eq!(done.value, 1 << 7);
     assert_eq!(done.held().unwrap(), 1 << 7);
@@ -208,8 +205,7 @@ fn with_lock_returns_the_value_and_whether_the_lock_was_held() {
 
 #[test]
 fn only_a_held_lease_has_a_commit_proof() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let guard = keeper.lock("a").unwrap();
     let proof = guard.commit_proof().unwrap();
     assert_eq!(proof.sql(), format!("a {}", guard.token().get() >> 7));
@@ -224,8 +220,7 @@ fn only_a_held_lease_has_a_commit_proof() {
     }
 
     let unproven = keeper.lock("unproven").unwrap();
-    let error = unproven.commit_proof().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert_fails(unproven.commit_proof(), ErrorKind::Unsupported);
 
     // It waits for a renewal that has the lease.
     store.renewals("a", Renewals::Hang);
@@ -237,8 +232,6 @@ fn only_a_held_lease_has_a_commit_proof() {
     });
 
     store.clock.advance(20 * SECOND);
-    let error = proof.check(1).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-    let error = guard.commit_proof().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    assert_fails(proof.check(1), ErrorKind::Lost);
+    assert_fails(guard.commit_proof(), ErrorKind::Lost);
 }

@@ -25,5 +25,6 @@ mod reports;
 mod retry;
 mod schedule;
 mod scripted_store;
+mod steps;
 mod verify;
 mod wait_queue;

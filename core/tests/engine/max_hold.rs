@@ -7,7 +7,8 @@ use lockkeeper_core::{AcquireOptions, ErrorKind, LeasePolicy, LockKeeper};
 
 use crate::answers::Renewals;
 use crate::events::{Event, observed};
-use crate::scripted_store::{SECOND, ScriptedStore, eventually, fixed};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 /// A keeper that renews for 10 s: twice, after 4 s and 8 s. The ttl is 12 s, less a margin of 1 s.
 fn keeper(store: &std::sync::Arc<ScriptedStore>) -> LockKeeper {
@@ -32,14 +33,12 @@ fn lease_is_lost_when_it_runs_out_after_its_longest_time() {
     renew_twice(&store, || guard.remaining().min(other.remaining()));
     for _ in 0..2 {
         store.next_renewal("b");
-        eventually("the deadline should move", || {
-            other.remaining() == 11 * SECOND
-        });
+        wait_until_renewed(&other);
     }
     assert_eq!(store.count("a", "renew"), 2);
     assert_eq!(guard.remaining(), 3 * SECOND);
     store.clock.advance(3 * SECOND);
-    eventually("the guard is lost", || !guard.is_held());
+    wait_until_lost(&guard);
     assert!(other.is_held());
 }
 
@@ -95,7 +94,7 @@ fn verification_does_not_prolong_a_lease_beyond_its_time() {
     store.renewals("a", Renewals::Lost);
     store.clock.advance(SECOND);
     store.verify();
-    eventually("the guard is lost", || !guard.is_held());
+    wait_until_lost(&guard);
 }
 
 #[test]
@@ -114,8 +113,10 @@ fn longest_time_out_of_bounds_is_an_error() {
         let error = keeper(&store).acquire("a", &options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error}");
         assert!(error.to_string().contains("max_hold"), "{error}");
-        let error = store.builder().max_hold(max_hold).build().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error}");
+        assert_fails(
+            store.builder().max_hold(max_hold).build(),
+            ErrorKind::InvalidValue,
+        );
     }
     let lease = LeasePolicy::Renewed { ttl: SECOND };
     assert_eq!(store.builder().lease(lease).build().unwrap().lease(), lease);

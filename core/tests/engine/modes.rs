@@ -7,12 +7,12 @@ use lockkeeper_core::{AcquireOptions, ErrorKind, LockGuard, Mode, Released, Wait
 
 use crate::answers::Renewals;
 use crate::events::{Event, observed};
-use crate::scripted_store::{SECOND, ScriptedStore, eventually, fixed, give_time};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 #[test]
 fn readers_of_a_process_share_a_lease_and_the_last_one_releases_it() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let readers: Vec<_> = (0..3).map(|_| keeper.lock_shared("a").unwrap()).collect();
     assert!(readers.is_sorted_by_key(LockGuard::token));
     assert!(keeper.try_lock("a").unwrap().is_none());
@@ -31,8 +31,7 @@ fn readers_of_a_process_share_a_lease_and_the_last_one_releases_it() {
 
 #[test]
 fn signal_of_a_reader_that_has_ended_does_not_report_the_loss_of_the_others() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let [first, second, third] = [(); 3].map(|()| keeper.lock_shared("a").unwrap());
     let signals = [&first, &second, &third].map(LockGuard::lost_signal);
     drop(second);
@@ -47,8 +46,7 @@ fn signal_of_a_reader_that_has_ended_does_not_report_the_loss_of_the_others() {
 
 #[test]
 fn readers_behind_a_writer_wait_and_then_share() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let writer = keeper.lock("a").unwrap();
     thread::scope(|scope| {
         let reader = || scope.spawn(|| keeper.lock_shared("a").unwrap());
@@ -92,8 +90,7 @@ fn reader_beyond_the_bounds_gets_a_lease_of_its_own() {
 
 #[test]
 fn permits_have_slots_and_pass_from_thread_to_thread() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let semaphore = keeper.semaphore("a", 2).unwrap();
     let first = semaphore.acquire().unwrap();
     let second = semaphore.try_acquire().unwrap().unwrap();
@@ -116,8 +113,7 @@ fn permits_have_slots_and_pass_from_thread_to_thread() {
 
 #[test]
 fn permits_need_one_limit_and_the_lock_of_the_name_is_another_thing() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (_store, keeper) = scripted();
     let permit = keeper.semaphore("a", 2).unwrap().acquire().unwrap();
     let lock = keeper.try_lock("a").unwrap().unwrap();
     let other = keeper.semaphore("a", 3).unwrap();

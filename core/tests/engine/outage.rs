@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -13,28 +13,10 @@ use lockkeeper_core::{
 use crate::answers::{Grants, Releases};
 use crate::events::{Event, observed};
 use crate::retry::assert_causes_are_shown_once;
-use crate::scripted_store::{SECOND, ScriptedStore, eventually};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 const GONE: Grants = Grants::Unreachable(Duration::ZERO);
-
-type Acquiring = JoinHandle<Result<Option<LockGuard>, Error>>;
-
-fn spawn_acquire(keeper: &LockKeeper, name: &str, options: AcquireOptions) -> Acquiring {
-    let (keeper, name) = (keeper.clone(), name.to_owned());
-    thread::spawn(move || keeper.acquire(name, &options))
-}
-
-fn forever() -> AcquireOptions {
-    AcquireOptions::new().wait_forever()
-}
-
-fn granted(acquiring: Acquiring) -> LockGuard {
-    acquiring.join().unwrap().unwrap().expect("it is free")
-}
-
-fn failed(acquiring: Acquiring) -> Error {
-    acquiring.join().unwrap().unwrap_err()
-}
 
 #[test]
 fn wait_gets_the_lock_of_a_store_that_is_back_in_time() {
@@ -151,8 +133,7 @@ fn lost_reply_is_not_resolved_for_longer_than_that_of_a_single_attempt() {
 /// The store could grant what no caller waits for any more.
 #[test]
 fn store_is_not_asked_at_the_deadline_after_a_lost_reply() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::NoReply);
     let acquiring = spawn_acquire(&keeper, "a", AcquireOptions::new());
     store.wait_for("a", "acquire", 1);
@@ -165,8 +146,7 @@ fn store_is_not_asked_at_the_deadline_after_a_lost_reply() {
 
 #[test]
 fn threads_that_ride_no_outage_out_end_behind_a_head_that_does() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::Silent);
     let head = spawn_acquire(&keeper, "a", forever());
     store.wait_for("a", "acquire", 1);
@@ -198,8 +178,7 @@ fn threads_that_ride_no_outage_out_end_behind_a_head_that_does() {
 
 #[test]
 fn one_of_fifty_names_is_requested_at_a_time_while_the_store_is_gone() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(GONE);
     let first = spawn_acquire(&keeper, "first", forever());
     store.wait_for("first", "acquire", 2);
@@ -232,8 +211,7 @@ fn one_of_fifty_names_is_requested_at_a_time_while_the_store_is_gone() {
 
 #[test]
 fn replies_lost_in_a_row_are_an_outage() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::NoReply);
     let first = spawn_acquire(&keeper, "first", forever());
     store.wait_for("first", "acquire", 3);
@@ -262,8 +240,7 @@ fn replies_lost_in_a_row_are_an_outage() {
 
 #[test]
 fn waiter_that_repeats_its_attempts_follows_the_engine() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let _held = keeper.lock("held").unwrap();
     store.grants(Grants::Queued);
     let error = keeper.try_lock_for("a", 4 * SECOND).unwrap_err();
@@ -284,8 +261,7 @@ fn waiter_that_repeats_its_attempts_follows_the_engine() {
 
 #[test]
 fn failure_of_one_name_does_not_hold_up_the_others() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let cancel = CancelToken::new();
     let broken = spawn_acquire(&keeper, "broken", forever().cancel(&cancel));
     store.wait_for("broken", "acquire", 2);
@@ -299,8 +275,7 @@ fn failure_of_one_name_does_not_hold_up_the_others() {
 fn outage_of_one_part_does_not_hold_up_the_names_of_another() {
     const WAITERS: usize = 40;
     const LOCKS: usize = 4;
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let cancel = CancelToken::new();
     let waiting: [_; WAITERS] = std::array::from_fn(|number| {
         let options = forever().cancel(&cancel);
@@ -364,8 +339,7 @@ fn prober_and_parked(
 
 #[test]
 fn cancelled_prober_hands_over_to_a_parked_acquisition() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let [(prober, cancel, _), (parked, _, name)] = prober_and_parked(&store, &keeper);
     let before = store.count(name, "acquire");
     cancel.cancel();
@@ -379,8 +353,7 @@ fn cancelled_prober_hands_over_to_a_parked_acquisition() {
 
 #[test]
 fn parked_acquisition_keeps_its_deadline_and_its_cancel() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let [(prober, ..), (parked, cancel, _)] = prober_and_parked(&store, &keeper);
     let late = spawn_acquire(&keeper, "late", AcquireOptions::new().wait(5 * SECOND));
     eventually("its wait is over", || {
@@ -403,8 +376,7 @@ fn parked_acquisition_keeps_its_deadline_and_its_cancel() {
 
 #[test]
 fn renewal_ends_the_outage() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let _held = keeper.lock("held").unwrap();
     let [(prober, ..), (parked, _, name)] = prober_and_parked(&store, &keeper);
     let before = store.count(name, "acquire");

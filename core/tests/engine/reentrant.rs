@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireOptions, ErrorKind, Mode, ReentrantKeeper};
 
-use crate::scripted_store::{SECOND, ScriptedStore};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 #[test]
 fn thread_gets_its_lock_again_and_the_last_guard_releases_it() {

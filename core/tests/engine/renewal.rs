@@ -12,12 +12,8 @@ use lockkeeper_core::{
 
 use crate::answers::{Grants, Renewals};
 use crate::events::{Event, observed};
-use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually, fixed, give_time};
-
-fn assert_held_for(guard: &LockGuard, span: Duration) {
-    eventually("the deadline should move", || guard.remaining() == span);
-    assert!(guard.is_held());
-}
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 #[test]
 fn lease_is_renewed_over_many_ttls() {
@@ -26,7 +22,7 @@ fn lease_is_renewed_over_many_ttls() {
     assert_eq!(guard.remaining(), 11 * SECOND, "the ttl less the margin");
     for _ in 0..20 {
         store.next_renewal("a");
-        assert_held_for(&guard, 11 * SECOND);
+        wait_until_renewed(&guard);
     }
     assert_eq!(guard.release().unwrap(), Released::Done);
 }
@@ -43,13 +39,12 @@ fn unknown_renewal_moves_no_deadline_and_is_repeated() {
     assert_eq!(guard.remaining(), 7 * SECOND);
     store.renewals("a", Renewals::Work);
     store.next_renewal("a");
-    assert_held_for(&guard, 11 * SECOND);
+    wait_until_renewed(&guard);
 }
 
 #[test]
 fn poll_for_another_lease_renews_nothing_early() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let renewed = keeper.lock("a").unwrap();
     // They end shortly before the renewal is due.
     let short = [("b", 3800), ("c", 4100)].map(|(name, ttl)| {
@@ -67,13 +62,12 @@ fn poll_for_another_lease_renews_nothing_early() {
     assert_eq!(store.count("a", "renew"), 0);
     store.clock.advance(SECOND);
     store.wait_for("a", "renew", 1);
-    assert_held_for(&renewed, 11 * SECOND);
+    wait_until_renewed(&renewed);
 }
 
 #[test]
 fn lease_that_is_due_soon_is_renewed_along_with_one_that_is_due() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let _due = keeper.lock("a").unwrap();
     store.clock.advance(SECOND / 2);
     let _soon = keeper.lock("b").unwrap();
@@ -84,20 +78,18 @@ fn lease_that_is_due_soon_is_renewed_along_with_one_that_is_due() {
 
 #[test]
 fn renewal_in_a_part_that_hangs_delays_none_in_another() {
-    let store = ScriptedStore::with_batches();
-    let keeper = store.keeper();
+    let (store, keeper) = batching();
     let [_far, near] = ["far", "near"].map(|name| keeper.lock(name).unwrap());
     store.renewals("far", Renewals::Hang);
     store.clock.advance(4 * SECOND);
     store.wait_for("far", "renew", 1);
-    assert_held_for(&near, 11 * SECOND);
+    wait_until_renewed(&near);
     store.renewals("far", Renewals::Work);
 }
 
 #[test]
 fn released_guard_is_not_renewed_and_its_signal_reports_the_release() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let (gone, stays) = (keeper.lock("gone").unwrap(), keeper.lock("stays").unwrap());
     let signal = gone.lost_signal();
     gone.release().unwrap();
@@ -110,8 +102,7 @@ fn released_guard_is_not_renewed_and_its_signal_reports_the_release() {
 
 #[test]
 fn store_calls_that_hang_or_panic_cost_no_other_guard_its_lease() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let bad = [
         ("h1", Renewals::Hang),
         ("h2", Renewals::Hang),
@@ -124,7 +115,7 @@ fn store_calls_that_hang_or_panic_cost_no_other_guard_its_lease() {
     let good = keeper.lock("good").unwrap();
     for _ in 0..4 {
         store.next_renewal("good");
-        assert_held_for(&good, 11 * SECOND);
+        wait_until_renewed(&good);
     }
     assert!(bad_guards.iter().all(|guard| !guard.is_held()));
     for (name, _) in bad {
@@ -172,8 +163,7 @@ fn parts_that_hang_have_few_threads_whatever_their_number() {
 
 #[test]
 fn backend_that_panics_at_a_renewal_by_hand_keeps_no_name() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.renewals("a", Renewals::Panic);
     let guard = keeper.lock("a").unwrap();
     assert_eq!(guard.renew().unwrap_err().kind(), ErrorKind::Unknown);
@@ -271,8 +261,7 @@ fn release_stops_waiting_for_a_renewal_and_follows_it_later() {
         store.clock.advance(ttl);
         release.is_finished()
     });
-    let error = release.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert_fails(release.join().unwrap(), ErrorKind::Unknown);
     store.renewals("a", Renewals::Work);
     store.wait_for("a", "release", 1);
 }
@@ -303,8 +292,7 @@ fn renewal_by_hand_waits_for_the_renewal_under_way_and_renews_after_it() {
         let by_hand = scope.spawn(|| guard.renew());
         // The keeper's renewal has no answer. The one by hand gets an answer of its own.
         store.renewals("a", Renewals::Fail);
-        let error = by_hand.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        assert_fails(by_hand.join().unwrap(), ErrorKind::Unknown);
     });
     assert_eq!(guard.remaining(), 7 * SECOND);
     store.renewals("a", Renewals::Work);
@@ -317,8 +305,7 @@ fn renewal_by_hand_waits_for_the_renewal_under_way_and_renews_after_it() {
     thread::scope(|scope| {
         let by_hand = scope.spawn(|| guard.renew());
         store.clock.advance(11 * SECOND);
-        let error = by_hand.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+        assert_fails(by_hand.join().unwrap(), ErrorKind::Lost);
     });
     store.renewals("a", Renewals::Work);
 }
@@ -349,8 +336,7 @@ fn renewal_keeps_its_deadline_when_the_guard_is_released_meanwhile() {
 
 #[test]
 fn late_grant_is_confirmed_by_a_renewal() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::Late(5 * SECOND));
     let guard = keeper.lock("a").unwrap();
     assert_eq!(store.count("a", "renew"), 1);
@@ -376,8 +362,7 @@ fn late_grant_is_confirmed_by_a_renewal() {
     // Behind the end of the attempt, nothing is asked any more, and the grant is given back.
     let (renewed, released) = (store.count("a", "renew"), store.count("a", "release"));
     store.grants(Grants::Late(2 * SECOND));
-    let error = keeper.try_lock("a").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert_fails(keeper.try_lock("a"), ErrorKind::Unavailable);
     assert_eq!(store.count("a", "renew"), renewed);
     store.wait_for("a", "release", released + 1);
 

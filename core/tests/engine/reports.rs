@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, Error, ErrorKind, FencingToken, LockGuard, LockKeeper,
-    ObservedLock, Observer, Released,
+    CancelToken, Error, ErrorKind, FencingToken, LockGuard, LockKeeper, ObservedLock, Observer,
+    Released,
 };
 
 use crate::answers::{Grants, Releases, Renewals};
-use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 /// Sends each event as a line, behind a label.
 struct Lines(&'static str, Mutex<Sender<String>>);
@@ -194,9 +195,8 @@ fn end_of_a_guard_that_no_caller_got_is_not_told() {
     let builder = builder.observer(Arc::new(Lines("", Mutex::new(sender))));
     let (keeper, told) = (builder.build().unwrap(), Told(receiver));
     *cancels.1.lock().unwrap() = Some(keeper.lock("a").unwrap());
-    let options = AcquireOptions::new().wait_forever().cancel(&cancel);
-    let error = keeper.acquire("a", &options).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    let options = forever().cancel(&cancel);
+    assert_fails(keeper.acquire("a", &options), ErrorKind::Cancelled);
     assert!(keeper.try_lock("a").unwrap().is_some());
     told.expect([
         "requested exclusive a",
@@ -294,7 +294,7 @@ fn loss_does_not_end_an_outage() {
     }
     store.verify();
     for guard in &guards {
-        eventually("the guard is lost", || !guard.is_held());
+        wait_until_lost(guard);
     }
     store.clock.advance(SECOND);
     store.grants(Grants::Work);

@@ -6,7 +6,8 @@ use std::time::Duration;
 use lockkeeper_core::{Error, ErrorKind, Released};
 
 use crate::answers::{Grants, Releases};
-use crate::scripted_store::{SECOND, ScriptedStore, eventually};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 /// Checks that printing an error and its causes, one after the other, repeats no text.
 pub(crate) fn assert_causes_are_shown_once(error: &Error) {
@@ -50,8 +51,7 @@ fn unreachable_store_after_a_lost_reply_is_unknown_and_the_grant_is_abandoned() 
 /// A busy server takes so long. Nothing of the last request stays behind.
 #[test]
 fn wait_whose_last_reply_is_pending_ends_as_busy_where_a_holder_was_seen_lately() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let waits = [(SECOND, true), (2 * SECOND, false)];
     let all = waits.map(|wait| [false, true].map(|asks| (wait, asks)));
     for ((wait, is_lately), asks) in all.into_iter().flatten() {
@@ -83,8 +83,7 @@ fn release_is_repeated_after_a_lost_request() {
 
 #[test]
 fn release_that_finds_nothing_after_a_lost_reply_is_unknown() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let guard = keeper.lock("a").unwrap();
     store.set(|state| state.releases = Releases::ReplyLost);
     let error = guard.release().unwrap_err();

@@ -9,7 +9,8 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy};
 
 use crate::answers::{Grants, Renewals};
-use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 /// A pause that only an event ends, on a clock that the test moves.
 const LONG: Duration = Duration::from_secs(3_600);
@@ -71,8 +72,7 @@ fn cancel_and_close_end_the_term_and_the_campaign() {
                 true => keeper.close(),
                 false => cancel.cancel(),
             }
-            let error = leading.join().unwrap().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Cancelled);
+            assert_fails(leading.join().unwrap(), ErrorKind::Cancelled);
             drop(other);
         }
     }

@@ -4,20 +4,16 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, AcquireRequest, Backend, Capabilities, Capability, Clock, Error, ErrorKind,
-    Grant, HostInstant, LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, ManualClock,
-    Mode, Operation, Owner, Proof, ProofValue, Released, Renewal, StoreInfo,
+    AcquireRequest, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant, HostInstant,
+    LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, ManualClock, Mode, Operation, Owner,
+    Proof, ProofValue, Released, Renewal, StoreInfo,
 };
 
 use crate::answers::{Grants, Releases, Renewals};
-
-/// How long a test waits for an event before it fails.
-pub(crate) const LIMIT: Duration = Duration::from_secs(30);
-
-pub(crate) const SECOND: Duration = Duration::from_secs(1);
+use crate::steps::{LIMIT, SECOND};
 
 #[derive(Default, Debug)]
 pub(crate) struct State {
@@ -474,26 +470,4 @@ fn no_reply() -> Error {
 pub(crate) struct ScriptedLease {
     name: String,
     epoch: u64,
-}
-
-/// Options for a lease that is not renewed.
-pub(crate) fn fixed(ttl: Duration) -> AcquireOptions {
-    AcquireOptions::new().lease(LeasePolicy::Fixed { ttl })
-}
-
-/// Gives other threads time to do what they must not do. A test that is too quick sees less, and fails
-/// no more for it.
-pub(crate) fn give_time() {
-    for _ in 0..2_000 {
-        std::thread::yield_now();
-    }
-}
-
-/// Waits until `is_done`, which other threads bring about.
-pub(crate) fn eventually(what: &str, is_done: impl Fn() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !is_done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::yield_now();
-    }
 }

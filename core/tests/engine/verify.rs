@@ -3,30 +3,24 @@
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, LockGuard, LockKeeper};
+use lockkeeper_core::Clock;
 
 use crate::answers::{Grants, Renewals};
 use crate::events::{Event, observed};
-use crate::scripted_store::{SECOND, ScriptedStore, eventually, fixed, give_time};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-fn lock_all<const N: usize>(keeper: &LockKeeper, names: [&str; N]) -> [LockGuard; N] {
-    names.map(|name| keeper.lock(name).unwrap())
-}
-
 #[test]
 fn all_leases_are_renewed_at_once_and_those_that_the_store_has_not_are_lost() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
-    let [stays, lost] = lock_all(&keeper, ["stays", "lost"]);
+    let (store, keeper) = scripted();
+    let [stays, lost] = lock_each(&keeper, ["stays", "lost"]);
     store.clock.advance(SECOND);
     store.renewals("lost", Renewals::Lost);
     assert!(store.verify());
-    eventually("the guard is lost", || !lost.is_held());
-    eventually("the deadline should move", || {
-        stays.remaining() == 11 * SECOND
-    });
+    wait_until_lost(&lost);
+    wait_until_renewed(&stays);
     drop((keeper, stays, lost));
     assert!(!store.verify(), "the keeper has ended");
 }
@@ -51,7 +45,7 @@ fn fixed_lease_is_verified_and_keeps_its_end() {
     events.expect(Event::RenewalUnknown);
     store.renewals("a", Renewals::Lost);
     store.clock.advance(50 * MILLISECOND);
-    eventually("the guard is lost", || !guard.is_held());
+    wait_until_lost(&guard);
 
     // The holder's own renewal is not. The first keeper may have another round to come.
     let keeper = store.keeper();
@@ -65,9 +59,8 @@ fn fixed_lease_is_verified_and_keeps_its_end() {
 
 #[test]
 fn answer_to_a_renewal_from_before_the_doubt_proves_nothing() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
-    let [guard, _witness] = lock_all(&keeper, ["a", "witness"]);
+    let (store, keeper) = scripted();
+    let [guard, _witness] = lock_each(&keeper, ["a", "witness"]);
     store.renewals("a", Renewals::Hang);
     store.next_renewal("a");
     store.wait_for("witness", "renew", 1);
@@ -93,8 +86,7 @@ fn answer_to_a_renewal_from_before_the_doubt_proves_nothing() {
 
 #[test]
 fn grant_that_was_requested_before_the_doubt_is_verified() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let _witness = keeper.lock("witness").unwrap();
     store.grants(Grants::Silent);
     let asking = keeper.clone();
@@ -111,8 +103,7 @@ fn grant_that_was_requested_before_the_doubt_is_verified() {
 
 #[test]
 fn reasons_that_come_close_together_cost_one_round() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let guard = keeper.lock("a").unwrap();
     store.verify();
     store.wait_for("a", "renew", 1);
@@ -148,7 +139,7 @@ fn one_lease_asks_in_an_outage_and_all_are_verified_after_it() {
     let store = ScriptedStore::new();
     let (keeper, events) = observed(store.builder());
     let names = ["a", "b", "c"];
-    let guards = lock_all(&keeper, names);
+    let guards = lock_each(&keeper, names);
     let renewals = || {
         names
             .map(|name| store.count(name, "renew"))
@@ -174,14 +165,13 @@ fn one_lease_asks_in_an_outage_and_all_are_verified_after_it() {
     // By then the lease that asks has its answer, and the others would not have asked yet.
     store.clock.advance(50 * MILLISECOND);
     for guard in &guards {
-        eventually("the guard is lost", || !guard.is_held());
+        wait_until_lost(guard);
     }
 }
 
 #[test]
 fn acquisition_that_finds_the_store_gone_has_all_leases_verified_after_it() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let guard = keeper.lock("a").unwrap();
     store.grants(Grants::Unreachable(Duration::ZERO));
     assert!(keeper.try_lock("b").is_err());
@@ -190,7 +180,7 @@ fn acquisition_that_finds_the_store_gone_has_all_leases_verified_after_it() {
     assert_eq!(store.count("a", "renew"), 0);
     store.grants(Grants::Work);
     drop(keeper.try_lock("c").unwrap().unwrap());
-    eventually("the guard is lost", || !guard.is_held());
+    wait_until_lost(&guard);
 }
 
 #[test]
@@ -199,7 +189,7 @@ fn lease_that_always_fails_has_the_others_verified_less_and_less_often() {
     let (keeper, events) = observed(store.builder());
     // Some of them are renewed before the bad one, and some after it.
     let names = ["bad", "1", "2", "3", "4", "5", "6", "7"];
-    let _guards = lock_all(&keeper, names);
+    let _guards = lock_each(&keeper, names);
     let renewals = || {
         let good = names[1..].iter().map(|name| store.count(name, "renew"));
         good.max().unwrap_or_default()
@@ -230,8 +220,7 @@ fn lease_that_always_fails_has_the_others_verified_less_and_less_often() {
 
 #[test]
 fn doubt_before_the_first_lock_does_no_harm() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     assert!(store.verify());
     let guard = keeper.lock("a").unwrap();
     store.next_renewal("a");

@@ -2,32 +2,26 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Barrier, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, Error, ErrorKind, FencingToken, LeasePolicy, LockGuard,
-    LockKeeper, LockKeeperBuilder, Wait, WaitOutcome,
+    AcquireOptions, CancelToken, ErrorKind, FencingToken, LeasePolicy, LockKeeper,
+    LockKeeperBuilder, Wait, WaitOutcome,
 };
 
 use crate::answers::{Grants, Renewals};
 use crate::events::{Event, Events, JumpingClock, observed};
-use crate::scripted_store::{SECOND, ScriptedStore, eventually, fixed};
+use crate::scripted_store::ScriptedStore;
+use crate::steps::*;
 
 fn waiting_forever(builder: LockKeeperBuilder) -> (LockKeeper, Events) {
     observed(builder.wait(Wait::Forever))
 }
 
-type Acquiring = JoinHandle<Result<Option<LockGuard>, Error>>;
-
-fn spawn_acquire(keeper: &LockKeeper, options: AcquireOptions) -> Acquiring {
-    let keeper = keeper.clone();
-    thread::spawn(move || keeper.acquire("a", &options))
-}
-
 /// Returns once the thread is in the wait queue.
 fn spawn_waiting(keeper: &LockKeeper, events: &Events, options: AcquireOptions) -> Acquiring {
-    let thread = spawn_acquire(keeper, options);
+    let thread = spawn_acquire(keeper, "a", options);
     // The event comes after the thread has entered the queue.
     events.expect(Event::Contended);
     thread
@@ -111,9 +105,7 @@ fn renewal_under_way_does_not_stop_a_handover_and_counts_for_the_next_guard() {
     assert_eq!(next.remaining(), 7 * SECOND);
     store.renewals("a", Renewals::Work);
     for _ in 0..5 {
-        eventually("the deadline should move", || {
-            next.remaining() == 11 * SECOND
-        });
+        wait_until_renewed(&next);
         store.next_renewal("a");
     }
     assert_eq!(store.count("a", "acquire"), 1);
@@ -152,23 +144,20 @@ fn lease_that_is_handed_to_a_cancelled_waiter_goes_on_to_the_next() {
     let options = AcquireOptions::new().cancel(&cancel);
     let waiter = spawn_waiting(&keeper, &events, options);
     cancel.cancel();
-    let error = waiter.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert_fails(waiter.join().unwrap(), ErrorKind::Cancelled);
     assert!(keeper.try_lock("a").unwrap().is_some(), "it stayed behind");
 }
 
 #[test]
 fn unreachable_store_fails_all_single_attempts() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::Unreachable(Duration::ZERO));
     let barrier = Barrier::new(8);
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 barrier.wait();
-                let error = keeper.try_lock("a").unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::Unavailable);
+                assert_fails(keeper.try_lock("a"), ErrorKind::Unavailable);
             });
         }
     });
@@ -183,8 +172,7 @@ fn unreachable_store_fails_all_single_attempts() {
 
 #[test]
 fn panic_in_the_store_passes_the_head_permit_on() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::Panic);
     let result = catch_unwind(AssertUnwindSafe(|| keeper.lock("a").map(drop)));
     assert!(result.is_err());
@@ -202,8 +190,7 @@ fn cancel_wakes_a_waiter_and_does_not_delay_the_next() {
     let first = spawn_waiting(&keeper, &events, cancellable.clone());
     let second = spawn_waiting(&keeper, &events, AcquireOptions::new());
     cancel.cancel();
-    let error = first.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert_fails(first.join().unwrap(), ErrorKind::Cancelled);
     drop(holder);
     assert!(second.join().unwrap().unwrap().is_some());
     let late = keeper.acquire("b", &cancellable);
@@ -213,11 +200,10 @@ fn cancel_wakes_a_waiter_and_does_not_delay_the_next() {
 
 #[test]
 fn cancelled_head_without_an_answer_makes_no_name_busy() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::Silent);
     let cancel = CancelToken::new();
-    let head = spawn_acquire(&keeper, AcquireOptions::new().cancel(&cancel));
+    let head = spawn_acquire(&keeper, "a", AcquireOptions::new().cancel(&cancel));
     store.wait_for("a", "acquire", 1);
     let behind = thread::spawn(move || keeper.try_lock("a"));
     // Time to enter the queue; a test that is too quick sees less, and fails no more for it.
@@ -226,8 +212,7 @@ fn cancelled_head_without_an_answer_makes_no_name_busy() {
     }
     cancel.cancel();
     store.set(|_| ());
-    let error = head.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert_fails(head.join().unwrap(), ErrorKind::Cancelled);
     store.grants(Grants::Work);
     let granted = behind.join().unwrap().unwrap().is_some();
     assert!(granted, "no holder was seen");
@@ -235,8 +220,7 @@ fn cancelled_head_without_an_answer_makes_no_name_busy() {
 
 #[test]
 fn settings_out_of_bounds_never_reach_the_store() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     let acquire = |name: &str, options| keeper.acquire(name, &options).unwrap_err().kind();
     for (options, kind) in [
         (fixed(Duration::ZERO), ErrorKind::InvalidTtl),
@@ -252,8 +236,10 @@ fn settings_out_of_bounds_never_reach_the_store() {
     for name in ["", &"x".repeat(513)] {
         assert_eq!(acquire(name, AcquireOptions::new()), ErrorKind::InvalidName);
     }
-    let error = store.builder().handover_max(128).build().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidValue);
+    assert_fails(
+        store.builder().handover_max(128).build(),
+        ErrorKind::InvalidValue,
+    );
     assert_eq!(store.count("a", "acquire"), 0);
 }
 
@@ -283,18 +269,16 @@ fn wait_ends_when_the_clock_jumps_over_its_deadline() {
 
 #[test]
 fn single_attempt_behind_a_silent_store_ends() {
-    let store = ScriptedStore::new();
-    let keeper = store.keeper();
+    let (store, keeper) = scripted();
     store.grants(Grants::Silent);
-    let head = spawn_acquire(&keeper, AcquireOptions::new().wait_forever());
+    let head = spawn_acquire(&keeper, "a", forever());
     store.wait_for("a", "acquire", 1);
     let behind = thread::spawn(move || keeper.try_lock("a"));
     eventually("the single attempt ends", || {
         store.clock.advance(SECOND);
         behind.is_finished()
     });
-    let error = behind.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_fails(behind.join().unwrap(), ErrorKind::Unavailable);
     store.grants(Grants::Work);
     assert!(head.join().unwrap().unwrap().is_some());
 }
