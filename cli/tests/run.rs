@@ -1,5 +1,5 @@
-//! `lockkeeper run`, `who`, `unlock` and `doctor`: the real binary, on every store that processes can
-//! share.
+//! `lockkeeper run`, `who`, `unlock` and `doctor`: the real binary, on a SQLite file, and all verbs once on each kind of
+//! server.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,6 +48,9 @@ mod rig;
 #[path = "run/scripts.rs"]
 mod scripts;
 #[cfg(unix)]
+#[path = "run/servers.rs"]
+mod servers;
+#[cfg(unix)]
 #[path = "run/several.rs"]
 mod several;
 #[cfg(unix)]
@@ -88,19 +91,21 @@ fn main() -> ExitCode {
         scripts::CASES,
         several::CASES,
         signals::CASES,
+        store_loss::CASES,
         #[cfg(target_os = "linux")]
         surroundings::CASES,
         terminal::CASES,
         watch::CASES,
     ];
-    let alone = [
-        crowd::ALONE,
-        doctor::ALONE,
-        opening::ALONE,
-        store_loss::ALONE,
-        watch::ALONE,
+    let on_redis = [
+        doctor::ON_REDIS,
+        opening::ON_REDIS,
+        store_loss::ON_REDIS,
+        #[cfg(target_os = "linux")]
+        surroundings::ON_REDIS,
+        watch::ON_REDIS,
     ];
-    rig::main(&cases.concat(), &alone.concat())
+    rig::main(&cases.concat(), &on_redis.concat(), servers::trials())
 }
 
 #[cfg(not(unix))]

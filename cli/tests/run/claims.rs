@@ -165,7 +165,7 @@ fn lost_before_start(rig: &mut Rig) -> Outcome {
 }
 
 /// Starts a `run` that holds the lock `a` and waits for its claim.
-pub(crate) fn waits_for_claim(rig: &Rig, args: &[&str]) -> Running {
+fn waits_for_claim(rig: &Rig, args: &[&str]) -> Running {
     let run = rig.start(args, "touch started");
     rig.until_who("it holds the lock", "a", |held| !held.is_null());
     run

@@ -34,7 +34,6 @@ fn config_file(rig: &mut Rig) -> Outcome {
             rig.run_command(&["a"], "touch held; until [ -e done ]; do sleep 0.05; done");
         command
             .env_remove("LOCKKEEPER_URL")
-            .env_remove("LOCKKEEPER_NAMESPACE")
             .env("HOME", &home)
             .env_remove("XDG_CONFIG_HOME");
         change(&mut command);
@@ -166,11 +165,7 @@ fn skipped_configs(rig: &mut Rig) -> Outcome {
     for folder in ["dangling", "loop"] {
         let path = rig.path(folder);
         let path = path.to_str().unwrap();
-        let (status, line) = run(&[
-            ("LOCKKEEPER_URL", ""),
-            ("LOCKKEEPER_NAMESPACE", ""),
-            ("XDG_CONFIG_HOME", path),
-        ]);
+        let (status, line) = run(&[("LOCKKEEPER_URL", ""), ("XDG_CONFIG_HOME", path)]);
         assert_eq!(status, 78, "{line}");
         let file = format!("{path}/lockkeeper.toml cannot be used");
         assert!(line.contains(&file), "{line}");
@@ -255,7 +250,6 @@ fn pass_url(rig: &mut Rig) -> Outcome {
     for option in [&[][..], &["--url", url]] {
         let mut run = rig.run_command(&[&["--pass-url"], option, &["relative"]].concat(), &script);
         run.current_dir(&folder).env("LOCKKEEPER_URL", url);
-        run.env_remove("LOCKKEEPER_NAMESPACE");
         let output = run.output().unwrap();
         assert_eq!(code(&output), 0, "{}", stderr_of(&output));
         assert!(folder.join("b b.db").exists());

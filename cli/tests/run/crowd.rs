@@ -1,59 +1,43 @@
-//! Many runs at once, and one after the other.
+//! Many runs at once, one after the other, and with many children.
 
 use std::fs;
-use std::process::Stdio;
 use std::thread;
 
 use rustix::process::Signal;
 
 use crate::claims::{claim_of, take};
-use crate::rig::{Case, Outcome, Rig, Running, Server, TIMEOUT, code, stderr_of};
+use crate::rig::{Case, Outcome, Rig, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
-    ("forty_at_once_count_to_forty", forty_at_once),
+    ("many_runs_exclude_each_other_and_leave_nothing", many_runs),
     ("orphans_of_the_command_are_reaped", orphans),
 ];
-pub(crate) const ALONE: &[Case] = &[("many_runs_leave_nothing_behind", many_runs)];
-
-fn forty_at_once(rig: &mut Rig) -> Outcome {
-    rig.write("count", "0\n");
-    let increment = "read n < count; echo $((n + 1)) > count";
-    let start = |_| {
-        let mut command = rig.run_command(&["counter"], increment);
-        // Forty log in at once, on a machine that may be busy.
-        rig.set_timeouts(&mut command, TIMEOUT);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Running(Some(command.spawn().unwrap()))
-    };
-    let runs: Vec<_> = (0..40).map(start).collect();
-    for run in runs {
-        let output = run.output();
-        assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    }
-    assert_eq!(rig.read("count").trim(), "40");
-    Ok(())
-}
 
 fn many_runs(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("loop-0");
     let claim = claim_of(holder.pid());
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
-    // Two threads for each name: most runs find the lock free, some wait.
+    for name in ["loop-0", "loop-1"] {
+        rig.write(name, "0\n");
+    }
+    // Four threads for each name, so that most runs wait.
     let rig = &*rig;
+    let increment = "read n < $LOCKKEEPER_NAME; echo $((n + 1)) > $LOCKKEEPER_NAME";
     thread::scope(|scope| {
-        for index in 0..4 {
+        for index in 0..8 {
             scope.spawn(move || {
-                for _ in 0..25 {
-                    let name = format!("loop-{}", index / 2);
-                    let output = rig.lockkeeper(&["run", &name, "--", "true"]).output();
-                    let output = output.unwrap();
+                for _ in 0..12 {
+                    let output = rig.run(&[&format!("loop-{}", index % 2)], increment);
                     assert_eq!(code(&output), 0, "{}", stderr_of(&output));
                     assert_eq!(stderr_of(&output), "");
                 }
             });
         }
     });
+    for name in ["loop-0", "loop-1"] {
+        assert_eq!(rig.read(name), "48\n");
+    }
     let of_this_case = |entry: &fs::DirEntry| {
         let cwd = fs::read_link(entry.path().join("cwd"));
         cwd.is_ok_and(|cwd| cwd == rig.folder.path())
@@ -66,45 +50,11 @@ fn many_runs(rig: &mut Rig) -> Outcome {
     assert!(left.is_empty(), "{left:?}");
     // A watchdog does not run in the folder of the case, but it holds the claim.
     assert!(take(&claim).is_some(), "a watchdog is left");
-    match rig.server.as_deref() {
-        None => {
-            let files = fs::read_dir(rig.path("store")).unwrap();
-            for file in files {
-                let name = file.unwrap().file_name();
-                let name = name.to_string_lossy();
-                assert!(
-                    matches!(&*name, "locks.db" | "locks.db-wal" | "locks.db-shm"),
-                    "{name}"
-                );
-            }
-        }
-        Some(Server::Redis(server)) => {
-            let mut client = server.client().unwrap();
-            let pattern = format!("lockkeeper:{{{}[:}}]*", rig.namespace);
-            let left = client.command(&["KEYS", &pattern]).unwrap();
-            let left: Vec<_> = left.items().iter().map(|key| key.text().unwrap()).collect();
-            // The last epoch of all names stays.
-            assert_eq!(left, [format!("lockkeeper:{{{}}}:epoch", rig.namespace)]);
-        }
-        Some(Server::MySql(server)) => {
-            assert_eq!(server.held().unwrap(), []);
-            // The server notices the end of a session with a delay.
-            rig.until("all sessions have ended", || {
-                server.sessions().unwrap().is_empty()
-            });
-        }
-        // A lock is a session's, so none is left either.
-        Some(Server::Postgres(server)) => {
-            rig.until("all sessions have ended", || {
-                server.sessions().unwrap().is_empty()
-            });
-        }
-        Some(Server::Etcd(server)) => {
-            let prefix = format!("lockkeeper/{}/", rig.namespace);
-            let left = server.keys(&prefix).unwrap().into_iter().map(|it| it.key);
-            // What a namespace has once.
-            assert_eq!(left.collect::<Vec<_>>(), [format!("{prefix}base")]);
-        }
+    for file in fs::read_dir(rig.path("store")).unwrap() {
+        let name = file.unwrap().file_name();
+        let name = name.to_string_lossy();
+        let is_of_store = matches!(&*name, "locks.db" | "locks.db-wal" | "locks.db-shm");
+        assert!(is_of_store, "{name}");
     }
     Ok(())
 }

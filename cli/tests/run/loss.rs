@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rig::{Case, Outcome, Rig, Server, Skip, code, is_alive, stderr_of};
+use crate::rig::{Case, Outcome, Rig, code, is_alive, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
     ("end_of_max_hold_ends_the_command_and_is_named", max_hold),
@@ -157,9 +157,6 @@ while :; do sleep 0.2; done";
 }
 
 fn stopped_while_it_ended(rig: &mut Rig) -> Outcome {
-    if let Some(Server::MySql(_) | Server::Postgres(_)) = rig.server.as_deref() {
-        return Err(Skip("the store does not show the age of a lease"));
-    }
     let run = rig.start(
         &["--ttl", "20s", "--kill-after", "8s", "a"],
         "touch ready; until [ -e done ]; do sleep 0.05; done; touch over",

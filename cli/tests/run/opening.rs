@@ -3,16 +3,17 @@
 use std::fs::File;
 use std::process::{Command, Stdio};
 
+use lockkeeper_testkit::RedisServer;
 use rustix::process::Signal;
 
-use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
+use crate::rig::{Case, Outcome, RedisCase, Rig, Running, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
     ("wait_for_the_store_ends_with_69", never),
     ("fallback_is_opened_when_the_wait_is_over", fallback),
     ("fallback_is_checked_before_the_wait", bad_fallback),
 ];
-pub(crate) const ALONE: &[Case] = &[("store_may_come_up_within_the_wait", comes_up)];
+pub(crate) const ON_REDIS: &[RedisCase] = &[("store_may_come_up_within_the_wait", comes_up)];
 
 const NOWHERE: &str = "redis://127.0.0.1:1/";
 
@@ -34,10 +35,7 @@ fn start_with(rig: &Rig, name: &str, args: &[&str], change: impl Fn(&mut Command
     run
 }
 
-fn comes_up(rig: &mut Rig) -> Outcome {
-    let Some(server) = rig.server.clone() else {
-        return Err(Skip("a file is always in reach"));
-    };
+fn comes_up(rig: &Rig, server: &RedisServer) -> Outcome {
     server.kill();
     let [limited, endless] = ["10m", "forever"].map(|wait| start(rig, wait, |_| {}));
     let keyed = start_with(rig, "key", &[], |command| {
@@ -46,7 +44,7 @@ fn comes_up(rig: &mut Rig) -> Outcome {
     let interrupted = start(rig, "9m", |_| {});
     interrupted.signal(Signal::TERM);
     assert_eq!(interrupted.code(), 143);
-    server.restart();
+    server.restart().unwrap();
     for (run, name) in [(limited, "10m"), (endless, "forever"), (keyed, "key")] {
         assert_eq!(run.code(), 0);
         assert!(rig.exists(&format!("started-{name}")));

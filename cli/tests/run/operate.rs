@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::rig::{Case, Outcome, Rig, Running, Server, Skip, code, stderr_of};
+use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
     ("who_shows_the_holder_within_80_columns", who),
@@ -15,8 +15,7 @@ pub(crate) const CASES: &[Case] = &[
         unlock_without_output,
     ),
     ("who_unlock_and_doctor_create_no_store", missing_store),
-    ("unlock_without_the_right_is_refused", unlock_without_right),
-    ("fallback_is_reported_and_not_asked_for_holders", fallback),
+    ("fallback_is_not_asked_for_holders", fallback),
     ("completions_and_manual_are_generated", generated),
 ];
 
@@ -51,18 +50,12 @@ fn who(rig: &mut Rig) -> Outcome {
     let held = rig.who("seat:42");
     assert_eq!(held["name"], "seat:42");
     assert_eq!(held["name_is_whole"], true);
-    if let Some(pid) = held["pid"].as_u64() {
-        assert_eq!(pid.to_string(), first.pid().to_string());
-    }
+    assert_eq!(held["pid"].to_string(), first.pid().to_string());
     rig.until_file("token");
     let token = rig.read("token");
-    assert!(
-        held["token"].is_null() || held["token"] == token.trim(),
-        "{held}"
-    );
-    if let Some(left) = held["remaining_ms"].as_u64() {
-        assert!(left > 0 && left <= 31_000, "{left}");
-    }
+    assert_eq!(held["token"], token.trim(), "{held}");
+    let left = held["remaining_ms"].as_u64().unwrap();
+    assert!(left > 0 && left <= 31_000, "{left}");
     assert!(rig.who("another").is_null());
     let table = rig.lockkeeper(&["who"]).output().unwrap();
     fits(&out(&table));
@@ -81,7 +74,6 @@ fn all_namespaces(rig: &mut Rig) -> Outcome {
     let second = Running(Some(second.spawn().unwrap()));
     rig.until_file("second");
     assert!(rig.who("of-this-case")["namespace"].is_null());
-    // Other cases hold names on the same server.
     let all = rig.lockkeeper(&["who", "-A", "--json"]).output().unwrap();
     let all: Value = serde_json::from_slice(&all.stdout).unwrap();
     let all = all["held"].as_array().unwrap();
@@ -93,7 +85,7 @@ fn all_namespaces(rig: &mut Rig) -> Outcome {
     };
     assert_eq!(of("namespace", "elsewhere")["name"], "b");
     let namespace = of("name", "of-this-case")["namespace"].as_str().unwrap();
-    assert!(namespace == "default" || namespace.starts_with("case-"));
+    assert_eq!(namespace, "default");
     let table = rig
         .lockkeeper(&["who", "--all-namespaces"])
         .output()
@@ -214,52 +206,7 @@ fn missing_store(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn unlock_without_right(rig: &mut Rig) -> Outcome {
-    let (url, right) = match rig.server.as_deref() {
-        Some(Server::MySql(server)) => {
-            server
-                .execute("CREATE USER looker@'%' IDENTIFIED BY 'secret'")
-                .unwrap();
-            let socket = server.socket().display().to_string();
-            let url = format!("mysql:?socket={socket}&user=looker&password=secret");
-            (url, "CONNECTION")
-        }
-        Some(Server::Postgres(server)) => {
-            server
-                .execute("CREATE ROLE looker LOGIN PASSWORD 'secret'")
-                .unwrap();
-            let socket = server.socket().display().to_string();
-            let url = format!("postgres:?socket={socket}&user=looker&password=secret&db=shop");
-            (url, "pg_signal_backend")
-        }
-        _ => return Err(Skip("every user that may lock there may also free")),
-    };
-    let holder = rig.hold("a");
-    let mut unlock = rig.lockkeeper(&["unlock", "--force", "--yes", "a"]);
-    let output = unlock.env("LOCKKEEPER_URL", &url).output().unwrap();
-    assert_eq!(code(&output), 78, "{}", stderr_of(&output));
-    assert!(stderr_of(&output).contains(right), "{}", stderr_of(&output));
-    rig.write("release", "");
-    assert_eq!(holder.code(), 0);
-    Ok(())
-}
-
 fn fallback(rig: &mut Rig) -> Outcome {
-    let lockkeeper = |args: &[&str]| {
-        let mut command = rig.lockkeeper(args);
-        command.env("LOCKKEEPER_URL", "redis://127.0.0.1:1/");
-        command.env("LOCKKEEPER_FALLBACK", rig.url());
-        command.env("LOCKKEEPER_EPOCH_OFFSET", "0s");
-        command.output().unwrap()
-    };
-    let output = lockkeeper(&["run", "a", "--", "true"]);
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    let line = stderr_of(&output);
-    assert_eq!(line.lines().count(), 1, "{line}");
-    assert!(
-        line.contains("does not exclude holders on redis:"),
-        "{line}"
-    );
     // The fallback knows nothing of the holders on the first store.
     for (args, status) in [
         (&["who"][..], 69),
@@ -267,7 +214,10 @@ fn fallback(rig: &mut Rig) -> Outcome {
         (&["unlock", "--force", "a"], 69),
         (&["doctor"], 2),
     ] {
-        let output = lockkeeper(args);
+        let mut command = rig.lockkeeper(args);
+        command.env("LOCKKEEPER_URL", "redis://127.0.0.1:1/");
+        command.env("LOCKKEEPER_FALLBACK", rig.url());
+        let output = command.output().unwrap();
         assert_eq!(code(&output), status, "{args:?} {}", stderr_of(&output));
     }
     Ok(())

@@ -4,15 +4,12 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Arguments, Completion, Trial};
-use lockkeeper_testkit::{
-    EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
-    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer, with_timeouts,
-};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, with_timeouts};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use signal_hook::flag::register_conditional_default;
@@ -22,6 +19,7 @@ use tempfile::TempDir;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// The time-outs of a server, unless a case is about them.
 const REPLY_LIMIT: Duration = Duration::from_secs(5);
+const REDIS: RedisKind = RedisKind::Redis7;
 
 pub(crate) type Case = (&'static str, fn(&mut Rig) -> Outcome);
 
@@ -29,121 +27,11 @@ pub(crate) type Case = (&'static str, fn(&mut Rig) -> Outcome);
 pub(crate) struct Skip(pub(crate) &'static str);
 pub(crate) type Outcome = Result<(), Skip>;
 
-/// A kind of store.
-#[derive(Clone, Copy)]
-enum Kind {
-    Sqlite,
-    Redis(RedisKind),
-    MySql(MySqlKind),
-    Postgres(PostgresKind),
-    Etcd(EtcdKind),
-}
+/// A case that does something to its server.
+pub(crate) type RedisCase = (&'static str, fn(&Rig, &RedisServer) -> Outcome);
 
-/// A store that is a server.
-pub(crate) enum Server {
-    Redis(RedisServer),
-    MySql(MySqlServer),
-    Postgres(PostgresServer),
-    Etcd(EtcdServer),
-}
-
-impl Server {
-    fn url(&self) -> String {
-        match self {
-            Self::Redis(server) => server.url(),
-            // The command logs in anew after a restart.
-            Self::MySql(server) => {
-                let url = format!("{}?{}", server.url(), server.key_setting());
-                url.trim_end_matches(['?', '&']).to_owned()
-            }
-            Self::Postgres(server) => server.url(),
-            Self::Etcd(server) => server.url(),
-        }
-    }
-
-    pub(crate) fn kill(&self) {
-        match self {
-            Self::Redis(server) => server.kill(),
-            Self::MySql(server) => server.kill(),
-            Self::Postgres(server) => server.kill(),
-            Self::Etcd(server) => server.kill(),
-        }
-    }
-
-    /// Starts the server again, without its data.
-    pub(crate) fn restart(&self) {
-        match self {
-            Self::Redis(server) => server.restart().unwrap(),
-            Self::MySql(server) => server.restart().unwrap(),
-            Self::Postgres(server) => server.restart().unwrap(),
-            Self::Etcd(server) => server.restart_empty().unwrap(),
-        }
-    }
-}
-
-impl Kind {
-    fn all() -> Vec<Self> {
-        // One Redis and one PostgreSQL: the conformance suite covers how the others differ.
-        let mysql = MySqlKind::ALL.into_iter().map(Self::MySql);
-        let postgres = Self::Postgres(PostgresKind::Postgres15);
-        [Self::Sqlite, Self::Redis(RedisKind::Redis7), postgres]
-            .into_iter()
-            .chain(mysql)
-            .chain(EtcdKind::ALL.map(Self::Etcd))
-            .collect()
-    }
-
-    fn name(self) -> String {
-        match self {
-            Self::Sqlite => "sqlite".to_owned(),
-            Self::Redis(kind) => kind.to_string(),
-            Self::MySql(kind) => kind.name().to_owned(),
-            Self::Postgres(kind) => kind.name().to_owned(),
-            Self::Etcd(kind) => kind.name().to_owned(),
-        }
-    }
-
-    fn ignored(self) -> Option<String> {
-        match self {
-            Self::Sqlite => None,
-            Self::Redis(kind) => kind.ignored(),
-            Self::MySql(kind) => kind.ignored(),
-            Self::Postgres(kind) => kind.ignored(),
-            Self::Etcd(kind) => kind.ignored(),
-        }
-    }
-
-    /// Starts a server, or returns `None` where the store is a file.
-    fn start_server(self) -> Option<Arc<Server>> {
-        let server = match self {
-            Self::Sqlite => return None,
-            Self::Redis(kind) => {
-                Server::Redis(RedisServer::start(kind, &RedisOptions::new()).unwrap())
-            }
-            Self::MySql(kind) => {
-                let options = MySqlOptions::new().show_locks();
-                let server = MySqlServer::start(kind, &options).unwrap();
-                if kind == MySqlKind::MySql9 {
-                    // The right that `who` needs to list all holders.
-                    let user = MySqlServer::USER;
-                    let grant = format!("GRANT SELECT ON performance_schema.* TO '{user}'@'%'");
-                    server.execute(&grant).unwrap();
-                }
-                Server::MySql(server)
-            }
-            Self::Postgres(kind) => {
-                let options = PostgresOptions::new();
-                Server::Postgres(PostgresServer::start(kind, &options).unwrap())
-            }
-            Self::Etcd(kind) => Server::Etcd(EtcdServer::start(kind, &EtcdOptions::new()).unwrap()),
-        };
-        Some(Arc::new(server))
-    }
-}
-
-/// Runs every case on every store. The cases in `alone` change or kill their server, so each has a
-/// server of its own.
-pub(crate) fn main(shared: &[Case], alone: &[Case]) -> ExitCode {
+/// Runs every case on a SQLite file of its own, the others on a Redis of its own, and the trials of `servers`.
+pub(crate) fn main(on_file: &[Case], on_redis: &[RedisCase], servers: Vec<Trial>) -> ExitCode {
     let mut args = Arguments::from_args();
     // Cases spend most of their time waiting.
     args.test_threads.get_or_insert(8);
@@ -153,74 +41,53 @@ pub(crate) fn main(shared: &[Case], alone: &[Case]) -> ExitCode {
         let ends_as_ever = Arc::new(AtomicBool::new(true));
         register_conditional_default(signal.as_raw(), ends_as_ever).unwrap();
     }
-    let mut trials = Vec::new();
-    for kind in Kind::all() {
-        let server = Arc::new(OnceLock::new());
-        let alone = alone.iter().map(|case| (case, Arc::new(OnceLock::new())));
-        let shared = shared.iter().map(|case| (case, Arc::clone(&server)));
-        // The longest cases first, so that none of them runs alone at the end.
-        for (&(name, case), server) in alone.chain(shared) {
-            trials.push(Trial::ignorable_test(
-                format!("{}::{name}", kind.name()),
-                move || {
-                    if let Some(why) = kind.ignored() {
-                        return Ok(Completion::ignored_with(why));
-                    }
-                    let server = server.get_or_init(|| kind.start_server());
-                    Ok(match case(&mut Rig::new(server.clone())) {
-                        Ok(()) => Completion::Completed,
-                        Err(Skip(why)) => Completion::ignored_with(why),
-                    })
-                },
-            ));
-        }
-    }
+    // The longest cases first, so that none of them runs alone at the end.
+    let mut trials = servers;
+    trials.extend(on_redis.iter().map(|&(name, case)| {
+        Trial::ignorable_test(format!("{REDIS}::{name}"), move || {
+            if let Some(why) = REDIS.ignored() {
+                return Ok(Completion::ignored_with(why));
+            }
+            let server = RedisServer::start(REDIS, &RedisOptions::new()).unwrap();
+            completed(case(&Rig::on_server(&server.url()), &server))
+        })
+    }));
+    trials.extend(on_file.iter().map(|&(name, case)| {
+        Trial::ignorable_test(name, move || completed(case(&mut Rig::on_file())))
+    }));
     libtest_mimic::run(&args, trials).exit_code()
+}
+
+fn completed(outcome: Outcome) -> Result<Completion, Failed> {
+    Ok(match outcome {
+        Ok(()) => Completion::Completed,
+        Err(Skip(why)) => Completion::ignored_with(why),
+    })
 }
 
 /// A store, and a folder for the files of the commands.
 pub(crate) struct Rig {
     pub(crate) folder: TempDir,
-    pub(crate) server: Option<Arc<Server>>,
-    /// Separates the locks of the cases that share a server.
-    pub(crate) namespace: String,
     url: String,
 }
 
 impl Rig {
-    fn new(server: Option<Arc<Server>>) -> Self {
-        static CASES: AtomicU32 = AtomicU32::new(0);
+    fn on_file() -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("store")).unwrap();
         let file = folder.path().join("store/locks.db");
-        let (namespace, url) = match &server {
-            // Every case has a file of its own.
-            None => (String::new(), format!("sqlite:{}", file.display())),
-            Some(server) => {
-                let number = CASES.fetch_add(1, Ordering::Relaxed);
-                (
-                    format!("case-{number}"),
-                    with_timeouts(&server.url(), REPLY_LIMIT),
-                )
-            }
-        };
-        Self {
-            folder,
-            server,
-            namespace,
-            url,
-        }
+        let url = format!("sqlite:{}", file.display());
+        Self { folder, url }
+    }
+
+    pub(crate) fn on_server(url: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let url = with_timeouts(url, REPLY_LIMIT);
+        Self { folder, url }
     }
 
     pub(crate) fn url(&self) -> &str {
         &self.url
-    }
-
-    /// Has a command on a server wait longer for a connection and for a reply than it does otherwise.
-    pub(crate) fn set_timeouts(&self, command: &mut Command, limit: Duration) {
-        if let Some(server) = &self.server {
-            command.env("LOCKKEEPER_URL", with_timeouts(&server.url(), limit));
-        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -244,13 +111,10 @@ impl Rig {
         Pid::from_raw(self.read(name).trim().parse().unwrap()).unwrap()
     }
 
-    /// Returns the program, to run in the folder and with the store in its environment, unless `args` name another one.
+    /// Returns the program, to run in the folder and with the store in its environment.
     pub(crate) fn lockkeeper(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
         self.set_environment(&mut command);
-        if args.iter().any(|arg| ["--url", "--config"].contains(arg)) {
-            command.env_remove("LOCKKEEPER_NAMESPACE");
-        }
         command.args(args);
         command
     }
@@ -264,7 +128,6 @@ impl Rig {
         command
             .current_dir(self.folder.path())
             .env("LOCKKEEPER_URL", &self.url)
-            .env("LOCKKEEPER_NAMESPACE", &self.namespace)
             .stdin(Stdio::null());
     }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::rig::{Case, Outcome, Rig, Running, Server, Skip, code, is_alive, stderr_of};
+use crate::rig::{Case, Outcome, Rig, Running, code, is_alive, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
     ("signals_end_the_command", end_the_command),
@@ -109,9 +109,6 @@ fn end_the_wait(rig: &mut Rig) -> Outcome {
 }
 
 fn hanging_release(rig: &mut Rig) -> Outcome {
-    if rig.server.is_some() {
-        return Err(Skip("only a file can be kept locked here"));
-    }
     let mut run = rig.start(
         &["a"],
         "touch held; until [ -e release ]; do sleep 0.05; done; echo $$ > ended",
@@ -194,12 +191,9 @@ fn state(pid: rustix::process::Pid) -> char {
 }
 
 fn stopped_command(rig: &mut Rig) -> Outcome {
-    if let Some(Server::MySql(_) | Server::Postgres(_)) = rig.server.as_deref() {
-        return Err(Skip("the store does not show the age of a lease"));
-    }
     // Without a terminal no process would continue a stopped `run`, so `run` goes on renewing.
     let script = "echo $$ > pid; touch ready; until [ -e done ]; do sleep 0.05; done; exit 5";
-    // A renewal is due after 3 s. etcd shows whole seconds.
+    // A renewal is due after 3 s.
     let renewed = 7_500;
     let mut run = rig.start(&["--ttl", "9s", "--kill-after", "100ms", "a"], script);
     rig.until_file("ready");

@@ -1,9 +1,10 @@
 //! The environment that `run` is started in: a container, a full disk, the signal mask of its caller.
 
+use lockkeeper_testkit::RedisServer;
 use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 
-use crate::rig::{Case, Outcome, Rig, Skip, code, stderr_of};
+use crate::rig::{Case, Outcome, RedisCase, Rig, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
     ("run_works_in_a_pid_namespace", pids),
@@ -17,6 +18,8 @@ pub(crate) const CASES: &[Case] = &[
     ("command_is_not_started_without_proc", no_proc),
     ("signals_blocked_by_the_caller_are_handled", blocked),
 ];
+/// A server has a clock of its own.
+pub(crate) const ON_REDIS: &[RedisCase] = &[("clock_of_a_container_frees_no_lock", server_clock)];
 
 fn pids(rig: &mut Rig) -> Outcome {
     let script = r#"
@@ -55,11 +58,17 @@ fn boot_id(rig: &mut Rig) -> Outcome {
 }
 
 fn clock(rig: &mut Rig) -> Outcome {
+    with_clock_apart(rig, 78)
+}
+
+fn server_clock(rig: &Rig, _: &RedisServer) -> Outcome {
+    with_clock_apart(rig, 75)
+}
+
+fn with_clock_apart(rig: &Rig, expected: i32) -> Outcome {
     let holder = rig.hold("a");
     let apart = ["--time", "--boottime", "864000"];
     let output = rig.contain(&apart, r#"exec "$0" run -n a -- touch started"#)?;
-    // A server has a clock of its own, so the container's does not matter.
-    let expected = if rig.server.is_some() { 75 } else { 78 };
     assert_eq!(code(&output), expected, "{}", stderr_of(&output));
     assert_eq!(
         stderr_of(&output).lines().count(),
@@ -74,9 +83,6 @@ fn clock(rig: &mut Rig) -> Outcome {
 }
 
 fn mounted_alone(rig: &mut Rig) -> Outcome {
-    if rig.server.is_some() {
-        return Err(Skip("the store is no file"));
-    }
     let holder = rig.hold("a");
     rig.write("alone.db", "");
     let script = r#"mount --bind store/locks.db alone.db && exec "$0" run -n --url sqlite:alone.db a -- touch started"#;
@@ -99,9 +105,6 @@ fn mounted_alone(rig: &mut Rig) -> Outcome {
 }
 
 fn full_disk(rig: &mut Rig) -> Outcome {
-    if rig.server.is_some() {
-        return Err(Skip("the store is no file"));
-    }
     std::fs::create_dir(rig.path("small")).unwrap();
     let script = r#"
 until_there() { until [ -e $1 ]; do sleep 0.05; done; }

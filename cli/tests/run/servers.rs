@@ -1,0 +1,104 @@
+//! All verbs of the command on each kind of server. What differs between the stores beyond that is in the suites of the
+//! library.
+
+use libtest_mimic::Trial;
+use lockkeeper_testkit::{
+    EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
+    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer, suite,
+};
+use serde_json::Value;
+
+use crate::loss::force;
+use crate::modes::needs;
+use crate::operate::{fits, out};
+use crate::rig::{Rig, code, stderr_of};
+
+/// One Redis and one PostgreSQL: the conformance suite covers how the others differ.
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = vec![
+        suite::trial(RedisKind::Redis7, ("all_verbs_work", on_redis)),
+        suite::trial(PostgresKind::Postgres15, ("all_verbs_work", on_postgres)),
+    ];
+    trials.extend(suite::trials([(
+        "all_verbs_work",
+        on_mysql as fn(MySqlKind),
+    )]));
+    trials.extend(suite::trials([("all_verbs_work", on_etcd as fn(EtcdKind))]));
+    trials
+}
+
+fn on_redis(kind: RedisKind) {
+    all_verbs(
+        &RedisServer::start(kind, &RedisOptions::new())
+            .unwrap()
+            .url(),
+    );
+}
+
+fn on_postgres(kind: PostgresKind) {
+    let server = PostgresServer::start(kind, &PostgresOptions::new()).unwrap();
+    all_verbs(&server.url());
+}
+
+fn on_mysql(kind: MySqlKind) {
+    let server = MySqlServer::start(kind, &MySqlOptions::new().show_locks()).unwrap();
+    if kind == MySqlKind::MySql9 {
+        // The right that `who` needs to list all holders.
+        let user = MySqlServer::USER;
+        let grant = format!("GRANT SELECT ON performance_schema.* TO '{user}'@'%'");
+        server.execute(&grant).unwrap();
+    }
+    // The command logs in anew each time.
+    all_verbs(&format!("{}?{}", server.url(), server.key_setting()));
+}
+
+fn on_etcd(kind: EtcdKind) {
+    all_verbs(&EtcdServer::start(kind, &EtcdOptions::new()).unwrap().url());
+}
+
+fn all_verbs(url: &str) {
+    let rig = Rig::on_server(url);
+    let script = "echo $LOCKKEEPER_TOKEN > new; mv new held; while :; do sleep 0.2; done";
+    let holder = rig.start(&["a"], script);
+    rig.until_file("held");
+    let busy = rig.run(&["-n", "a"], "touch started");
+    assert_eq!(code(&busy), 75, "{}", stderr_of(&busy));
+    let next = rig.start(&["a"], "echo $LOCKKEEPER_TOKEN");
+    rig.until_waited_for("a", 1);
+
+    let (held, token) = (rig.who("a"), rig.read("held"));
+    let pid = holder.pid().as_raw_nonzero().get();
+    let is_null_or = |key: &str, value: Value| held[key].is_null() || held[key] == value;
+    assert!(is_null_or("pid", pid.into()), "{held}");
+    assert!(is_null_or("token", token.trim().into()), "{held}");
+    let all = rig.lockkeeper(&["who", "--all-namespaces"]).output();
+    let all = out(&all.unwrap());
+    fits(&all);
+    let row = all.lines().find(|line| line.starts_with("default"));
+    assert!(row.is_some_and(|row| row.contains(" a ")), "{all}");
+
+    force(&rig);
+    let ended = holder.output();
+    assert_eq!(code(&ended), 79, "{}", stderr_of(&ended));
+    let next = next.output();
+    assert_eq!(code(&next), 0, "{}", stderr_of(&next));
+    let tokens = [token, out(&next)].map(|text| text.trim().parse::<u64>().unwrap());
+    assert!(tokens[0] < tokens[1], "{tokens:?}");
+
+    if needs(&rig, &["--slots", "2"]).is_ok() {
+        let slot = rig.run(&["--slots", "2", "a"], "echo $LOCKKEEPER_SLOT");
+        assert_eq!(out(&slot), "0\n", "{}", stderr_of(&slot));
+    }
+    let several = rig.run(&["-n", "c", "--also", "a"], "exit 7");
+    assert_eq!(code(&several), 7, "{}", stderr_of(&several));
+    is_healthy(&rig);
+}
+
+fn is_healthy(rig: &Rig) {
+    let nothing = rig.lockkeeper(&["who"]).output().unwrap();
+    assert_eq!(out(&nothing), "No lock is held.\n", "a lock is left");
+    let doctor = rig.lockkeeper(&["doctor"]).output().unwrap();
+    fits(&out(&doctor));
+    // A server without persistence, and one on a busy machine, get a warning.
+    assert!([0, 1].contains(&code(&doctor)), "{}", out(&doctor));
+}
