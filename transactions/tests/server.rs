@@ -30,12 +30,34 @@ mod sqlite;
 #[path = "server/transaction_lock.rs"]
 mod transaction_lock;
 
+/// Makes a trial of each case on each kind of server. `on_server` starts one, and calls a case.
+#[cfg(unix)]
+fn on_each_kind<A: application::Application, K: lockkeeper_testkit::suite::ServerKind>(
+    on_server: fn(K, fn(&str, &mut A)),
+) -> Vec<libtest_mimic::Trial> {
+    use libtest_mimic::{Completion, Trial};
+
+    let trial = |kind: K, (name, case): cases::Case<A>| {
+        Trial::ignorable_test(format!("{kind}::{name}"), move || match kind.ignored() {
+            Some(why) => Ok(Completion::ignored_with(why)),
+            None => {
+                on_server(kind, case);
+                Ok(Completion::Completed)
+            }
+        })
+    };
+    let kinds = K::all().iter();
+    kinds
+        .flat_map(|&kind| cases::all::<(), A>().map(|case| trial(kind, case)))
+        .collect()
+}
+
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {
     use lockkeeper_testkit::suite;
 
-    let mut trials = suite::trials(mysql::cases());
-    trials.extend(suite::trials(postgres::cases()));
+    let mut trials = mysql::trials();
+    trials.extend(postgres::trials());
     trials.extend(suite::trials(transaction_lock::CASES));
     trials.extend(suite::trials(hostile::CASES));
     trials.extend(sqlite::trials());

@@ -1,42 +1,57 @@
 //! An application: its connection, and what its work does.
 
-use lockkeeper::clock::{Clock as _, SystemClock};
-use lockkeeper::transactions::{CommitError, CommitIn, Transactional};
-use lockkeeper::{LockKeeper, LockName};
-use lockkeeper_testkit::until;
-
 use std::fmt::Debug;
 use std::time::Duration;
+
+use lockkeeper::clock::{Clock as _, SystemClock};
+use lockkeeper::transactions::{CommitError, CommitIn, OpenTransaction as _, Transactional};
+use lockkeeper::{LockKeeper, LockName};
+use lockkeeper_testkit::until;
 
 /// A limit far longer than anything here takes.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// A connection to a database with the table `sold`.
-pub(crate) trait Application: Transactional<Error: Debug> {
-    /// Inserts a row in the transaction.
-    fn sell(transaction: &mut Self::Transaction<'_>) -> Result<(), Self::Error>;
+/// How a lock in the database of the data is proved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Proved {
+    /// By a statement in the transaction, which costs the keeper no request.
+    ByStatement,
+    /// By a renewal.
+    ByRenewal,
+}
 
-    /// Runs a statement in the transaction.
-    fn run(transaction: &mut Self::Transaction<'_>, sql: &str) -> Result<(), Self::Error>;
+/// A connection to a database with the table `sold`.
+pub(crate) trait Application<Kind = ()>: Transactional<Kind, Error: Debug> {
+    const PROVED: Proved = Proved::ByStatement;
+    /// Inserts a row.
+    const SELL: &'static str;
+    /// Commits in the middle of the work.
+    const COMMIT: &'static str = "COMMIT";
 
     /// Runs a statement on the connection itself.
     fn run_outside(&mut self, sql: &str);
 
-    /// Returns the number of rows, outside of a transaction.
-    fn sold(&mut self) -> i64;
+    /// Returns the number of rows.
+    fn sold(&mut self) -> i64 {
+        let count = "SELECT count(*) AS held FROM sold";
+        let counted: Ended<_, (), Self, Kind> = self
+            .transaction_of(|transaction| transaction.query(count).map_err(CommitError::Database));
+        counted.unwrap()
+    }
 }
 
-/// What a test sees of [`CommitError`].
-pub(crate) type Ended<T, E, A> = Result<T, CommitError<E, <A as Transactional>::Error>>;
+/// How a transaction of [`commit_in`](CommitIn::commit_in) ended.
+pub(crate) type Ended<T, E, A, Kind = ()> =
+    Result<T, CommitError<E, <A as Transactional<Kind>>::Error>>;
 
 /// Sells under one guard or several, and does something more before the end of the work.
-pub(crate) fn sell<A: Application>(
+pub(crate) fn sell<Kind, A: Application<Kind>>(
     guard: &impl CommitIn,
     application: &mut A,
     then: impl FnOnce(),
-) -> Ended<u8, A::Error, A> {
+) -> Ended<u8, A::Error, A, Kind> {
     guard.commit_in(application, |transaction| {
-        A::sell(transaction)?;
+        transaction.execute(A::SELL)?;
         then();
         Ok(7)
     })

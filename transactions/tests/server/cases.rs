@@ -2,18 +2,32 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use lockkeeper::transactions::{CommitError, CommitIn};
+use lockkeeper::transactions::{CommitError, CommitIn, OpenTransaction as _};
 use lockkeeper::{ErrorKind, LockKeeper, LockName};
+use lockkeeper_testkit::{Fault, Proxy};
 
-use crate::application::{Application, sell, take_away};
+use crate::application::{Application, Proved, sell, take_away};
 
-/// How the lock is proved.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Proved {
-    /// By a statement in the transaction, which costs the keeper no request.
-    ByStatement,
-    /// By a renewal.
-    ByRenewal,
+/// A case with the URL of the locks, and the application's connection.
+pub(crate) type Case<A> = (&'static str, fn(&str, &mut A));
+
+/// Returns the cases of every driver.
+pub(crate) fn all<Kind, A: Application<Kind>>() -> [Case<A>; 8] {
+    [
+        ("held_lock_is_proved", |url, application| {
+            commit(url, application, A::PROVED);
+        }),
+        ("locks_of_several_names_are_proved", commit_under_several),
+        ("failed_work_is_rolled_back", failed_work),
+        ("loss_during_the_work_is_rolled_back", loss_during_the_work),
+        (
+            "loss_of_one_of_several_names_is_rolled_back",
+            loss_of_one_of_several,
+        ),
+        ("commit_in_the_work_is_unknown", commit_in_the_work),
+        ("connection_in_a_transaction_is_refused", open_transaction),
+        ("panic_in_the_work_is_rolled_back", panic_in_the_work),
+    ]
 }
 
 /// Opens a keeper, on a server with time for a reply on a busy machine.
@@ -26,20 +40,19 @@ pub(crate) fn open(url: &str) -> LockKeeper {
 }
 
 /// A held lock is proved, and the work is committed with its value.
-pub(crate) fn commit<A: Application>(url: &str, application: &mut A, proved: Proved) {
+pub(crate) fn commit<Kind, A: Application<Kind>>(url: &str, application: &mut A, proved: Proved) {
     let keeper = open(url);
     let guard = keeper.lock("seat:42").unwrap();
     commit_under(&keeper, &guard, application, proved);
 }
 
-/// The held locks of several names are proved, and the work is committed with its value.
-pub(crate) fn commit_under_several<A: Application>(url: &str, application: &mut A, proved: Proved) {
+fn commit_under_several<Kind, A: Application<Kind>>(url: &str, application: &mut A) {
     let keeper = open(url);
     let guards = keeper.lock_all(["seat:42", "seat:43"]).unwrap();
-    commit_under(&keeper, &guards, application, proved);
+    commit_under(&keeper, &guards, application, A::PROVED);
 }
 
-fn commit_under<A: Application>(
+fn commit_under<Kind, A: Application<Kind>>(
     keeper: &LockKeeper,
     guard: &impl CommitIn,
     application: &mut A,
@@ -56,11 +69,11 @@ fn commit_under<A: Application>(
 }
 
 /// The error of the work is returned with its type, and nothing is committed.
-pub(crate) fn failed_work<A: Application>(url: &str, application: &mut A) {
+fn failed_work<Kind, A: Application<Kind>>(url: &str, application: &mut A) {
     let keeper = open(url);
     let guard = keeper.lock("seat:42").unwrap();
     let ended = guard.commit_in(application, |transaction| {
-        A::sell(transaction).unwrap();
+        transaction.execute(A::SELL).unwrap();
         Err::<(), _>("sold out")
     });
     let Err(CommitError::Work("sold out")) = ended else {
@@ -71,19 +84,19 @@ pub(crate) fn failed_work<A: Application>(url: &str, application: &mut A) {
 }
 
 /// What the work itself has committed is not said to be rolled back, whether it fails or the lock is lost.
-pub(crate) fn commit_in_the_work<A: Application>(url: &str, application: &mut A, commit: &str) {
+fn commit_in_the_work<Kind, A: Application<Kind>>(url: &str, application: &mut A) {
     let [keeper, operator] = [(); 2].map(|()| open(url));
     let guard = keeper.lock("seat:42").unwrap();
     let failed = guard.commit_in(application, |transaction| {
-        A::sell(transaction).unwrap();
-        A::run(transaction, commit).unwrap();
+        transaction.execute(A::SELL).unwrap();
+        transaction.execute(A::COMMIT).unwrap();
         Err::<(), _>("sold out")
     });
     assert!(matches!(failed, Err(CommitError::Unknown(_))), "{failed:?}");
     assert_eq!(application.sold(), 1);
     let lost = guard.commit_in(application, |transaction| {
-        A::sell(transaction)?;
-        A::run(transaction, "COMMIT")?;
+        transaction.execute(A::SELL)?;
+        transaction.execute("COMMIT")?;
         take_away(&operator, guard.name());
         Ok::<_, A::Error>(())
     });
@@ -94,14 +107,10 @@ pub(crate) fn commit_in_the_work<A: Application>(url: &str, application: &mut A,
 }
 
 /// A connection on which a transaction is open is refused, and that transaction is not committed.
-pub(crate) fn open_transaction<A: Application>(
-    url: &str,
-    application: &mut A,
-    statements: [&str; 2],
-) {
+fn open_transaction<Kind, A: Application<Kind>>(url: &str, application: &mut A) {
     let keeper = open(url);
     let guard = keeper.lock("seat:42").unwrap();
-    for statement in statements {
+    for statement in ["BEGIN", A::SELL] {
         application.run_outside(statement);
     }
     let refused = sell(&guard, application, || panic!("the work ran"));
@@ -115,7 +124,7 @@ pub(crate) fn open_transaction<A: Application>(
 }
 
 /// A lock that an operator takes away during the work is noticed before the commit.
-pub(crate) fn loss_during_the_work<A: Application>(url: &str, application: &mut A) {
+fn loss_during_the_work<Kind, A: Application<Kind>>(url: &str, application: &mut A) {
     let [keeper, operator] = [(); 2].map(|()| open(url));
     let guard = keeper.lock("seat:42").unwrap();
     let mut next = None;
@@ -135,7 +144,7 @@ pub(crate) fn loss_during_the_work<A: Application>(url: &str, application: &mut 
 }
 
 /// The loss of any one of several locks during the work is noticed before the commit.
-pub(crate) fn loss_of_one_of_several<A: Application>(url: &str, application: &mut A) {
+fn loss_of_one_of_several<Kind, A: Application<Kind>>(url: &str, application: &mut A) {
     let [keeper, operator] = [(); 2].map(|()| open(url));
     for lost in ["seat:42", "seat:43"] {
         let guards = keeper.lock_all(["seat:42", "seat:43"]).unwrap();
@@ -151,7 +160,7 @@ pub(crate) fn loss_of_one_of_several<A: Application>(url: &str, application: &mu
 }
 
 /// A panic of the work rolls back, goes on, and leaves the connection free.
-pub(crate) fn panic_in_the_work<A: Application>(url: &str, application: &mut A) {
+fn panic_in_the_work<Kind, A: Application<Kind>>(url: &str, application: &mut A) {
     let keeper = open(url);
     let guard = keeper.lock("seat:42").unwrap();
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -165,15 +174,17 @@ pub(crate) fn panic_in_the_work<A: Application>(url: &str, application: &mut A) 
     assert_eq!(application.sold(), 1);
 }
 
-/// The reply to the commit does not come: `is_lost` says whether it is.
-pub(crate) fn unanswered_commit<A: Application>(
+/// The connection ends before the reply to the commit.
+pub(crate) fn unanswered_commit<Kind, A: Application<Kind>>(
     url: &str,
     application: &mut A,
-    lose: impl FnOnce(),
+    proxy: &Proxy,
 ) {
     let keeper = open(url);
     let guard = keeper.lock("seat:42").unwrap();
-    let ended = sell(&guard, application, lose);
+    let ended = sell(&guard, application, || {
+        proxy.once("COMMIT", Fault::CutReplyAfter(0));
+    });
     let Err(error @ CommitError::Unknown(_)) = ended else {
         panic!("{ended:?}");
     };

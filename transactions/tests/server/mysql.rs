@@ -1,13 +1,14 @@
 //! The crate `mysql`, on MySQL and MariaDB.
 
+use libtest_mimic::Trial;
 use lockkeeper::transactions::{CommitError, CommitIn as _};
-use lockkeeper_testkit::suite::Case;
-use lockkeeper_testkit::{Fault, MySqlKind, MySqlOptions, MySqlServer, Proxy, Shared};
+use lockkeeper_testkit::suite::{self, Case};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, Proxy, Shared};
 use mysql::prelude::Queryable as _;
-use mysql::{Conn, Error, Opts, Pool, PooledConn, Transaction};
+use mysql::{Conn, Error, Opts, Pool, PooledConn};
 
-use crate::application::Application;
-use crate::cases::{self, Proved};
+use crate::application::{Application, Proved};
+use crate::cases;
 
 /// The error of a deadlock, after which the server has rolled the transaction back.
 const DEADLOCK: u16 = 1213;
@@ -25,129 +26,73 @@ fn connect(url: &str) -> Conn {
     connection
 }
 
-const SELL: &str = "INSERT INTO sold VALUES ()";
-const SOLD: &str = "SELECT count(*) FROM sold";
-
 impl Application for Conn {
-    fn sell(transaction: &mut Transaction<'_>) -> Result<(), Error> {
-        transaction.query_drop(SELL)
-    }
-
-    fn run(transaction: &mut Transaction<'_>, sql: &str) -> Result<(), Error> {
-        transaction.query_drop(sql)
-    }
+    const SELL: &'static str = "INSERT INTO sold VALUES ()";
+    const COMMIT: &'static str = "CREATE OR REPLACE VIEW all_sold AS SELECT * FROM sold";
 
     fn run_outside(&mut self, sql: &str) {
         self.query_drop(sql).unwrap();
-    }
-
-    fn sold(&mut self) -> i64 {
-        self.query_first(SOLD).unwrap().unwrap()
     }
 }
 
 impl Application for PooledConn {
-    fn sell(transaction: &mut Transaction<'_>) -> Result<(), Error> {
-        transaction.query_drop(SELL)
-    }
-
-    fn run(transaction: &mut Transaction<'_>, sql: &str) -> Result<(), Error> {
-        transaction.query_drop(sql)
-    }
+    const SELL: &'static str = Conn::SELL;
 
     fn run_outside(&mut self, sql: &str) {
         self.query_drop(sql).unwrap();
     }
-
-    fn sold(&mut self) -> i64 {
-        self.query_first(SOLD).unwrap().unwrap()
-    }
 }
 
-pub(crate) fn cases() -> Vec<Case<MySqlKind>> {
-    vec![
-        ("transaction_proves_the_lock", |kind| {
-            let server = start(kind);
-            cases::commit(
-                &server.url(),
-                &mut connect(&server.url()),
-                Proved::ByStatement,
-            );
-        }),
-        ("pooled_connection_proves_the_lock", |kind| {
-            let server = start(kind);
-            connect(&server.url());
-            let pool = Pool::new(Opts::from_url(&server.url()).unwrap()).unwrap();
-            let mut connection = pool.get_conn().unwrap();
-            cases::commit(&server.url(), &mut connection, Proved::ByStatement);
-        }),
-        ("lock_on_another_server_is_renewed", |kind| {
-            let (server, elsewhere) = (
-                start(kind),
-                MySqlServer::start(kind, &MySqlOptions::new()).unwrap(),
-            );
-            cases::commit(
-                &elsewhere.url(),
-                &mut connect(&server.url()),
-                Proved::ByRenewal,
-            );
-        }),
-        ("lock_in_sqlite_is_renewed", |kind| {
-            let (server, folder) = (start(kind), tempfile::tempdir().unwrap());
-            let url = format!("sqlite:{}", folder.path().join("locks.db").display());
-            cases::commit(&url, &mut connect(&server.url()), Proved::ByRenewal);
-        }),
-        ("failed_work_is_rolled_back", |kind| {
-            let server = start(kind);
-            cases::failed_work(&server.url(), &mut connect(&server.url()));
-        }),
-        ("loss_during_the_work_is_rolled_back", |kind| {
-            let server = start(kind);
-            cases::loss_during_the_work(&server.url(), &mut connect(&server.url()));
-        }),
-        ("transaction_proves_the_locks_of_several_names", |kind| {
-            let server = start(kind);
-            cases::commit_under_several(
-                &server.url(),
-                &mut connect(&server.url()),
-                Proved::ByStatement,
-            );
-        }),
-        ("loss_of_one_of_several_names_is_rolled_back", |kind| {
-            let server = start(kind);
-            cases::loss_of_one_of_several(&server.url(), &mut connect(&server.url()));
-        }),
-        ("commit_in_the_work_is_unknown", |kind| {
-            let server = start(kind);
-            let mut connection = connect(&server.url());
-            let implicit = "CREATE OR REPLACE VIEW all_sold AS SELECT * FROM sold";
-            cases::commit_in_the_work(&server.url(), &mut connection, implicit);
-        }),
-        ("connection_in_a_transaction_is_refused", |kind| {
-            let server = start(kind);
-            cases::open_transaction(&server.url(), &mut connect(&server.url()), ["BEGIN", SELL]);
-        }),
-        ("deadlock_is_rolled_back", deadlock_is_rolled_back),
-        (
-            "commit_in_the_work_is_unknown_after_a_deadlock",
-            commit_in_the_work_is_unknown_after_a_deadlock,
-        ),
-        ("panic_in_the_work_is_rolled_back", |kind| {
-            let server = start(kind);
-            cases::panic_in_the_work(&server.url(), &mut connect(&server.url()));
-        }),
-        ("commit_without_a_reply_is_unknown", |kind| {
-            let server = start(kind);
-            let proxy = Proxy::new(server.addr()).unwrap();
-            let via = format!("{}?prefer_socket=false", server.url_via(proxy.addr()));
-            let mut connection = connect(&via);
-            cases::unanswered_commit(&server.url(), &mut connection, || {
-                proxy.once("COMMIT", Fault::CutReplyAfter(0));
-            });
-            let mut other = Conn::new(Opts::from_url(&server.url()).unwrap()).unwrap();
-            assert_eq!(other.sold(), 1);
-        }),
-    ]
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = crate::on_each_kind(|kind, case| {
+        let server = start(kind);
+        case(&server.url(), &mut connect(&server.url()));
+    });
+    trials.extend(suite::trials(CASES));
+    trials
+}
+
+const CASES: [Case<MySqlKind>; 5] = [
+    (
+        "pooled_connection_proves_the_lock",
+        pooled_connection_proves_the_lock,
+    ),
+    (
+        "lock_on_another_server_is_renewed",
+        lock_on_another_server_is_renewed,
+    ),
+    ("deadlock_is_rolled_back", deadlock_is_rolled_back),
+    (
+        "commit_in_the_work_is_unknown_after_a_deadlock",
+        commit_in_the_work_is_unknown_after_a_deadlock,
+    ),
+    (
+        "commit_without_a_reply_is_unknown",
+        commit_without_a_reply_is_unknown,
+    ),
+];
+
+fn pooled_connection_proves_the_lock(kind: MySqlKind) {
+    let server = start(kind);
+    connect(&server.url());
+    let pool = Pool::new(Opts::from_url(&server.url()).unwrap()).unwrap();
+    let mut connection = pool.get_conn().unwrap();
+    cases::commit(&server.url(), &mut connection, Proved::ByStatement);
+}
+
+fn lock_on_another_server_is_renewed(kind: MySqlKind) {
+    let (server, elsewhere) = (start(kind), start(kind));
+    let mut connection = connect(&server.url());
+    cases::commit(&elsewhere.url(), &mut connection, Proved::ByRenewal);
+}
+
+fn commit_without_a_reply_is_unknown(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let via = format!("{}?prefer_socket=false", server.url_via(proxy.addr()));
+    cases::unanswered_commit(&server.url(), &mut connect(&via), &proxy);
+    let mut other = Conn::new(Opts::from_url(&server.url()).unwrap()).unwrap();
+    assert_eq!(other.sold(), 1);
 }
 
 /// The server itself ends the transaction, so the error of the work stays what it is.
@@ -197,7 +142,7 @@ fn commit_in_the_work_is_unknown_after_a_deadlock(kind: MySqlKind) {
     });
     assert!(matches!(ended, Err(CommitError::Work(_))), "{ended:?}");
     let ended = guard.commit_in(&mut connection, |transaction| {
-        transaction.query_drop(SELL)?;
+        transaction.query_drop(Conn::SELL)?;
         transaction.query_drop("COMMIT")?;
         Err::<(), _>(Error::server_disconnected())
     });

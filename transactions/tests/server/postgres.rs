@@ -1,12 +1,13 @@
 //! The crate `postgres`.
 
+use libtest_mimic::Trial;
 use lockkeeper::transactions::{CommitError, CommitIn as _};
-use lockkeeper_testkit::suite::Case;
-use lockkeeper_testkit::{Fault, PostgresKind, PostgresOptions, PostgresServer, Proxy, Shared};
-use postgres::{Client, Error, NoTls, Transaction};
+use lockkeeper_testkit::suite::{self, Case};
+use lockkeeper_testkit::{PostgresKind, PostgresServer, Proxy, Shared};
+use postgres::{Client, Error, NoTls};
 
-use crate::application::{Application, sell};
-use crate::cases::{self, Proved};
+use crate::application::{Application, Proved, sell};
+use crate::cases;
 
 pub(crate) fn start(kind: PostgresKind) -> Shared<PostgresServer> {
     Shared::take(kind).unwrap()
@@ -23,99 +24,54 @@ pub(crate) fn connect(url: &str) -> Client {
     connection
 }
 
-const SELL: &str = "INSERT INTO sold DEFAULT VALUES";
-
 impl Application for Client {
-    fn sell(transaction: &mut Transaction<'_>) -> Result<(), Error> {
-        transaction.batch_execute(SELL)
-    }
-
-    fn run(transaction: &mut Transaction<'_>, sql: &str) -> Result<(), Error> {
-        transaction.batch_execute(sql)
-    }
+    const SELL: &'static str = "INSERT INTO sold DEFAULT VALUES";
 
     fn run_outside(&mut self, sql: &str) {
         self.batch_execute(sql).unwrap();
     }
-
-    fn sold(&mut self) -> i64 {
-        self.query_one("SELECT count(*) FROM sold", &[])
-            .unwrap()
-            .get(0)
-    }
 }
 
-pub(crate) fn cases() -> Vec<Case<PostgresKind>> {
-    vec![
-        ("transaction_proves_the_lock", |kind| {
-            let server = start(kind);
-            cases::commit(
-                &server.url(),
-                &mut connect(&server.url()),
-                Proved::ByStatement,
-            );
-        }),
-        ("lock_on_another_server_is_renewed", |kind| {
-            let (server, elsewhere) = (
-                start(kind),
-                PostgresServer::start(kind, &PostgresOptions::new()).unwrap(),
-            );
-            cases::commit(
-                &elsewhere.url(),
-                &mut connect(&server.url()),
-                Proved::ByRenewal,
-            );
-        }),
-        ("failed_work_is_rolled_back", |kind| {
-            let server = start(kind);
-            cases::failed_work(&server.url(), &mut connect(&server.url()));
-        }),
-        ("loss_during_the_work_is_rolled_back", |kind| {
-            let server = start(kind);
-            cases::loss_during_the_work(&server.url(), &mut connect(&server.url()));
-        }),
-        ("transaction_proves_the_locks_of_several_names", |kind| {
-            let server = start(kind);
-            cases::commit_under_several(
-                &server.url(),
-                &mut connect(&server.url()),
-                Proved::ByStatement,
-            );
-        }),
-        ("loss_of_one_of_several_names_is_rolled_back", |kind| {
-            let server = start(kind);
-            cases::loss_of_one_of_several(&server.url(), &mut connect(&server.url()));
-        }),
-        ("commit_in_the_work_is_unknown", |kind| {
-            let server = start(kind);
-            cases::commit_in_the_work(&server.url(), &mut connect(&server.url()), "COMMIT");
-        }),
-        ("connection_in_a_transaction_is_refused", |kind| {
-            let server = start(kind);
-            cases::open_transaction(&server.url(), &mut connect(&server.url()), ["BEGIN", SELL]);
-        }),
-        ("panic_in_the_work_is_rolled_back", |kind| {
-            let server = start(kind);
-            cases::panic_in_the_work(&server.url(), &mut connect(&server.url()));
-        }),
-        ("commit_without_a_reply_is_unknown", |kind| {
-            let server = start(kind);
-            let proxy = Proxy::new(server.addr()).unwrap();
-            let mut connection = connect(&server.url_via(proxy.addr()));
-            cases::unanswered_commit(&server.url(), &mut connection, || {
-                proxy.once("COMMIT", Fault::CutReplyAfter(0));
-            });
-            assert_eq!(server.value("SELECT count(*) FROM sold").unwrap(), "1");
-        }),
-        (
-            "refused_commit_is_rolled_back",
-            refused_commit_is_rolled_back,
-        ),
-        (
-            "swallowed_error_is_not_committed",
-            swallowed_error_is_not_committed,
-        ),
-    ]
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = crate::on_each_kind(|kind, case| {
+        let server = start(kind);
+        case(&server.url(), &mut connect(&server.url()));
+    });
+    trials.extend(suite::trials(CASES));
+    trials
+}
+
+const CASES: [Case<PostgresKind>; 4] = [
+    (
+        "lock_on_another_server_is_renewed",
+        lock_on_another_server_is_renewed,
+    ),
+    (
+        "commit_without_a_reply_is_unknown",
+        commit_without_a_reply_is_unknown,
+    ),
+    (
+        "refused_commit_is_rolled_back",
+        refused_commit_is_rolled_back,
+    ),
+    (
+        "swallowed_error_is_not_committed",
+        swallowed_error_is_not_committed,
+    ),
+];
+
+fn lock_on_another_server_is_renewed(kind: PostgresKind) {
+    let (server, elsewhere) = (start(kind), start(kind));
+    let mut connection = connect(&server.url());
+    cases::commit(&elsewhere.url(), &mut connection, Proved::ByRenewal);
+}
+
+fn commit_without_a_reply_is_unknown(kind: PostgresKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let mut connection = connect(&server.url_via(proxy.addr()));
+    cases::unanswered_commit(&server.url(), &mut connection, &proxy);
+    assert_eq!(server.value("SELECT count(*) FROM sold").unwrap(), "1");
 }
 
 fn refused_commit_is_rolled_back(kind: PostgresKind) {
@@ -142,7 +98,7 @@ fn swallowed_error_is_not_committed(kind: PostgresKind) {
     let elsewhere = lockkeeper::open("memory:").unwrap();
     let guard = elsewhere.lock("seat:42").unwrap();
     let ended = guard.commit_in(&mut connection, |transaction| {
-        Client::sell(transaction)?;
+        transaction.batch_execute(Client::SELL)?;
         let _ = transaction.batch_execute("SELECT 1 / 0");
         Ok::<_, Error>(())
     });

@@ -7,30 +7,18 @@ use libtest_mimic::Trial;
 use lockkeeper::transactions::CommitError;
 use lockkeeper::{FencingToken, LockKeeper, LockName, ObservedLock, Observer};
 use lockkeeper_testkit::until;
-use rusqlite::{Connection, Error, Transaction};
+use rusqlite::Connection;
 use tempfile::TempDir;
 
-use crate::application::{Application, sell, take_away};
-use crate::cases::{self, Proved};
-
-const SELL: &str = "INSERT INTO sold DEFAULT VALUES";
+use crate::application::{Application, Proved, sell, take_away};
+use crate::cases::{self, Case};
 
 impl Application for Connection {
-    fn sell(transaction: &mut Transaction<'_>) -> Result<(), Error> {
-        transaction.execute_batch(SELL)
-    }
-
-    fn run(transaction: &mut Transaction<'_>, sql: &str) -> Result<(), Error> {
-        transaction.execute_batch(sql)
-    }
+    const PROVED: Proved = Proved::ByRenewal;
+    const SELL: &'static str = "INSERT INTO sold DEFAULT VALUES";
 
     fn run_outside(&mut self, sql: &str) {
         self.execute_batch(sql).unwrap();
-    }
-
-    fn sold(&mut self) -> i64 {
-        self.query_row("SELECT count(*) FROM sold", (), |row| row.get(0))
-            .unwrap()
     }
 }
 
@@ -50,49 +38,32 @@ fn start() -> (TempDir, String, Connection) {
 }
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let trial = |name: &str, case: fn(&str, &mut Connection)| {
+    let trial = |(name, case): Case<Connection>| {
         Trial::test(format!("sqlite::{name}"), move || {
             let (_folder, url, mut data) = start();
             case(&url, &mut data);
             Ok(())
         })
     };
-    vec![
-        trial("lock_is_renewed", |url, data| {
-            cases::commit(url, data, Proved::ByRenewal);
-        }),
-        trial("failed_work_is_rolled_back", cases::failed_work),
-        trial(
-            "loss_during_the_work_is_rolled_back",
-            cases::loss_during_the_work,
-        ),
-        trial("locks_of_several_names_are_renewed", |url, data| {
-            cases::commit_under_several(url, data, Proved::ByRenewal);
-        }),
-        trial(
-            "loss_of_one_of_several_names_is_rolled_back",
-            cases::loss_of_one_of_several,
-        ),
-        trial(
+    let own: [Case<Connection>; 3] = [
+        (
             "loss_while_another_name_is_proved_is_rolled_back",
             loss_while_another_name_is_proved,
         ),
-        trial("commit_in_the_work_is_unknown", |url, data| {
-            cases::commit_in_the_work(url, data, "COMMIT");
-        }),
-        trial("connection_in_a_transaction_is_refused", |url, data| {
-            cases::open_transaction(url, data, ["BEGIN", SELL]);
-        }),
-        trial("panic_in_the_work_is_rolled_back", cases::panic_in_the_work),
-        trial(
+        (
             "transaction_begins_as_a_writer",
             transaction_begins_as_a_writer,
         ),
-        trial(
+        (
             "refused_commit_is_rolled_back",
             refused_commit_is_rolled_back,
         ),
-    ]
+    ];
+    cases::all::<(), _>()
+        .into_iter()
+        .chain(own)
+        .map(trial)
+        .collect()
 }
 
 fn transaction_begins_as_a_writer(url: &str, data: &mut Connection) {
