@@ -58,8 +58,8 @@ fn main() -> std::process::ExitCode {
 
     let mut trials = mysql::trials();
     trials.extend(postgres::trials());
-    trials.extend(suite::trials(transaction_lock::CASES));
-    trials.extend(suite::trials(hostile::CASES));
+    trials.extend(suite::trials(transaction_lock::CASES.iter().copied()));
+    trials.extend(suite::trials(hostile::CASES.iter().copied()));
     trials.extend(sqlite::trials());
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }

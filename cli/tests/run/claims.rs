@@ -7,44 +7,27 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
+use lockkeeper_testkit::cases;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 
 use crate::loss::{FORKING, NEXT, force, watchdog_of, with};
 use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("command_whose_lease_is_over_is_never_started", too_late),
-    ("renewed_lock_outlives_the_wait_for_a_claim", renewed),
-    (
-        "lock_lost_before_its_command_starts_fails_with_on_lost_warn",
-        lost_before_start,
-    ),
-    ("signal_ends_the_wait_for_a_claim", asked_to_end),
-    (
-        "signal_ends_the_wait_for_the_claim_on_a_lost_lock",
-        asked_to_end_when_lost,
-    ),
-    (
-        "command_is_not_started_if_the_watchdog_was_killed",
-        without_watchdog,
-    ),
-    ("claim_is_respected_for_the_ttl", respected_for_the_ttl),
-    ("claim_ends_when_a_lock_with_on_lost_warn_is_lost", given_up),
-    ("claim_ends_when_the_lease_is_over", ran_out),
-    ("claim_of_another_user_delays_no_command", foreign_claim),
-    (
-        "claim_beside_one_of_another_user_is_respected",
-        respected_beside_foreign,
-    ),
-    (
-        "claim_with_a_full_queue_is_respected",
-        respected_with_full_queue,
-    ),
-    (
-        "claim_of_root_is_respected_by_every_user",
-        respected_of_root,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    command_whose_lease_is_over_is_never_started,
+    renewed_lock_outlives_the_wait_for_a_claim,
+    lock_lost_before_its_command_starts_fails_with_on_lost_warn,
+    signal_ends_the_wait_for_a_claim,
+    signal_ends_the_wait_for_the_claim_on_a_lost_lock,
+    command_is_not_started_if_the_watchdog_was_killed,
+    claim_is_respected_for_the_ttl,
+    claim_ends_when_a_lock_with_on_lost_warn_is_lost,
+    claim_ends_when_the_lease_is_over,
+    claim_of_another_user_delays_no_command,
+    claim_beside_one_of_another_user_is_respected,
+    claim_with_a_full_queue_is_respected,
+    claim_of_root_is_respected_by_every_user,
 ];
 
 /// A user that is not the one of these tests.
@@ -128,7 +111,7 @@ fn take_free_claim(rig: &Rig) -> UnixListener {
     take(&free_claim(rig)).unwrap()
 }
 
-fn too_late(rig: &mut Rig) -> Outcome {
+fn command_whose_lease_is_over_is_never_started(rig: &mut Rig) -> Outcome {
     let _claim = take_free_claim(rig);
     let output = rig.run(
         &["--lease", "2s", "--kill-after", "100ms", "a"],
@@ -139,7 +122,7 @@ fn too_late(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn renewed(rig: &mut Rig) -> Outcome {
+fn renewed_lock_outlives_the_wait_for_a_claim(rig: &mut Rig) -> Outcome {
     let _claim = take_free_claim(rig);
     let args = ["--ttl", "6s", "--kill-after", "100ms", "a"];
     // The command gets a deadline that has not passed.
@@ -149,7 +132,7 @@ fn renewed(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn lost_before_start(rig: &mut Rig) -> Outcome {
+fn lock_lost_before_its_command_starts_fails_with_on_lost_warn(rig: &mut Rig) -> Outcome {
     let _claim = take_free_claim(rig);
     let args = ["--lease", "2s", "--on-lost", "warn", "a"];
     let output = rig.run(&args, "touch started");
@@ -171,7 +154,7 @@ fn waits_for_claim(rig: &Rig, args: &[&str]) -> Running {
     run
 }
 
-fn asked_to_end(rig: &mut Rig) -> Outcome {
+fn signal_ends_the_wait_for_a_claim(rig: &mut Rig) -> Outcome {
     let _claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
     run.signal(Signal::TERM);
@@ -182,7 +165,7 @@ fn asked_to_end(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn asked_to_end_when_lost(rig: &mut Rig) -> Outcome {
+fn signal_ends_the_wait_for_the_claim_on_a_lost_lock(rig: &mut Rig) -> Outcome {
     let _claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--lease", "5m", "a"]);
     force(rig);
@@ -199,7 +182,7 @@ fn asked_to_end_when_lost(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn without_watchdog(rig: &mut Rig) -> Outcome {
+fn command_is_not_started_if_the_watchdog_was_killed(rig: &mut Rig) -> Outcome {
     let _claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
     let mut watchdog = None;
@@ -220,7 +203,7 @@ fn without_watchdog(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn respected_for_the_ttl(rig: &mut Rig) -> Outcome {
+fn claim_is_respected_for_the_ttl(rig: &mut Rig) -> Outcome {
     let claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
     // This takes longer than the shortest time for which a claim is respected.
@@ -233,7 +216,7 @@ fn respected_for_the_ttl(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn given_up(rig: &mut Rig) -> Outcome {
+fn claim_ends_when_a_lock_with_on_lost_warn_is_lost(rig: &mut Rig) -> Outcome {
     let script = "touch held; until [ -e done ]; do sleep 0.05; done; exit 8";
     let args = ["--ttl", "6s", "--on-lost", "warn", "a"];
     let mut run = rig.start(&args, script);
@@ -248,7 +231,7 @@ fn given_up(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn ran_out(rig: &mut Rig) -> Outcome {
+fn claim_ends_when_the_lease_is_over(rig: &mut Rig) -> Outcome {
     let args = ["--ttl", "6s", "--on-lost", "warn", "a"];
     let script = "touch held; until [ -e done ]; do sleep 0.05; done; exit 8";
     let run = rig.start(&args, script);
@@ -263,7 +246,7 @@ fn ran_out(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn foreign_claim(rig: &mut Rig) -> Outcome {
+fn claim_of_another_user_delays_no_command(rig: &mut Rig) -> Outcome {
     let _foreign = as_other_user("bind", &free_claim(rig))?;
     let output = rig.start(&["--ttl", "5m", "-v", "a"], "exit 3").output();
     assert_eq!(code(&output), 3, "{}", stderr_of(&output));
@@ -281,7 +264,7 @@ pub(crate) fn followed(rig: &Rig, run: Running, next: &[&str]) {
     assert_eq!(run.code(), 79);
 }
 
-fn respected_beside_foreign(rig: &mut Rig) -> Outcome {
+fn claim_beside_one_of_another_user_is_respected(rig: &mut Rig) -> Outcome {
     let claim = free_claim(rig);
     let foreign = as_other_user("bind", &claim)?;
     let run = rig.start(&with(&["a"]), FORKING);
@@ -293,7 +276,7 @@ fn respected_beside_foreign(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn respected_with_full_queue(rig: &mut Rig) -> Outcome {
+fn claim_with_a_full_queue_is_respected(rig: &mut Rig) -> Outcome {
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     let claim = claim_of(run.pid());
@@ -303,7 +286,7 @@ fn respected_with_full_queue(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn respected_of_root(rig: &mut Rig) -> Outcome {
+fn claim_of_root_is_respected_by_every_user(rig: &mut Rig) -> Outcome {
     if !geteuid().is_root() {
         return Err(Skip("only root can act as another user"));
     }

@@ -1,25 +1,20 @@
 //! Naming the store: config files and variables, their errors, and passing the store on.
 
+use lockkeeper_testkit::cases;
 use serde_json::Value;
 
 use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("config_file_names_the_store", config_file),
-    ("bad_configuration_is_78", bad_configuration),
-    (
-        "errors_of_a_config_file_name_it_and_the_key",
-        bad_config_file,
-    ),
-    ("only_missing_config_is_skipped", skipped_configs),
-    (
-        "keys_in_the_environment_of_another_url_are_refused",
-        foreign_keys,
-    ),
-    ("pass_url_gives_the_command_the_store", pass_url),
+pub(crate) const CASES: &[Case] = cases![
+    config_file_names_the_store,
+    bad_configuration_is_78,
+    errors_of_a_config_file_name_it_and_the_key,
+    only_missing_config_is_skipped,
+    keys_in_the_environment_of_another_url_are_refused,
+    pass_url_gives_the_command_the_store,
 ];
 
-fn config_file(rig: &mut Rig) -> Outcome {
+fn config_file_names_the_store(rig: &mut Rig) -> Outcome {
     let url = rig.url().to_owned();
     let store = format!("url = {url:?}\nnamespace = \"from-a-file\"\n");
     rig.write("locks.toml", &store);
@@ -61,7 +56,7 @@ fn config_file(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn bad_configuration(rig: &mut Rig) -> Outcome {
+fn bad_configuration_is_78(rig: &mut Rig) -> Outcome {
     rig.write("bad.toml", "url = \"memory:\"\npassword = swordfish\n");
     rig.write("typo.toml", "url = \"memory:\"\ntlt = \"5s\"\n");
     for (args, part) in [
@@ -104,7 +99,7 @@ fn bad_configuration(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn bad_config_file(rig: &mut Rig) -> Outcome {
+fn errors_of_a_config_file_name_it_and_the_key(rig: &mut Rig) -> Outcome {
     for (text, part) in [
         ("url = 'memory:'\npassword = swordfish", "line 2, column 12"),
         ("url = 'memory:'\npassword = 'swordfish", "line 2, column"),
@@ -141,7 +136,7 @@ fn bad_config_file(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn skipped_configs(rig: &mut Rig) -> Outcome {
+fn only_missing_config_is_skipped(rig: &mut Rig) -> Outcome {
     let run = |vars: &[(&str, &str)]| {
         let mut command = rig.run_command(&["a"], "true");
         command.env("HOME", rig.folder.path());
@@ -173,7 +168,7 @@ fn skipped_configs(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn foreign_keys(rig: &mut Rig) -> Outcome {
+fn keys_in_the_environment_of_another_url_are_refused(rig: &mut Rig) -> Outcome {
     let url = rig.url().to_owned();
     rig.write("locks.toml", &format!("url = {url:?}\n"));
     let store = ["--url", &url];
@@ -219,7 +214,7 @@ fn foreign_keys(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn pass_url(rig: &mut Rig) -> Outcome {
+fn pass_url_gives_the_command_the_store(rig: &mut Rig) -> Outcome {
     let url = rig.url().to_owned();
     let file = format!("url = {url:?}\nnamespace = \"from-a-file\"\n");
     rig.write("locks.toml", &file);

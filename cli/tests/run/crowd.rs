@@ -3,17 +3,18 @@
 use std::fs;
 use std::thread;
 
+use lockkeeper_testkit::cases;
 use rustix::process::Signal;
 
 use crate::claims::{claim_of, take};
 use crate::rig::{Case, Outcome, Rig, code, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("many_runs_exclude_each_other_and_leave_nothing", many_runs),
-    ("orphans_of_the_command_are_reaped", orphans),
+pub(crate) const CASES: &[Case] = cases![
+    many_runs_exclude_each_other_and_leave_nothing,
+    orphans_of_the_command_are_reaped,
 ];
 
-fn many_runs(rig: &mut Rig) -> Outcome {
+fn many_runs_exclude_each_other_and_leave_nothing(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("loop-0");
     let claim = claim_of(holder.pid());
     rig.write("release", "");
@@ -59,7 +60,7 @@ fn many_runs(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn orphans(rig: &mut Rig) -> Outcome {
+fn orphans_of_the_command_are_reaped(rig: &mut Rig) -> Outcome {
     let leave = "echo $$ > command
 (sh -c 'echo $$ > new; mv new orphan; until [ -e go ]; do sleep 0.05; done' &)
 until [ -e orphan ]; do sleep 0.05; done";

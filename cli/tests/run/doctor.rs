@@ -2,20 +2,16 @@
 
 use std::process::Stdio;
 
-use lockkeeper_testkit::RedisServer;
+use lockkeeper_testkit::{RedisServer, cases};
 use serde_json::Value;
 
 use crate::operate::{fits, out};
 use crate::rig::{Case, Outcome, RedisCase, Rig, Running, code, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("doctor_reports_a_healthy_store", doctor),
-    ("doctor_reports_defects", doctor_of_defects),
-];
-pub(crate) const ON_REDIS: &[RedisCase] =
-    &[("doctor_reports_missing_rights", doctor_without_rights)];
+pub(crate) const CASES: &[Case] = cases![doctor_reports_a_healthy_store, doctor_reports_defects,];
+pub(crate) const ON_REDIS: &[RedisCase] = cases![doctor_reports_missing_rights,];
 
-fn doctor(rig: &mut Rig) -> Outcome {
+fn doctor_reports_a_healthy_store(rig: &mut Rig) -> Outcome {
     // A SQLite file does not exist before its first lock.
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let output = rig.lockkeeper(&["doctor"]).output().unwrap();
@@ -48,7 +44,7 @@ fn doctor(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn doctor_of_defects(rig: &mut Rig) -> Outcome {
+fn doctor_reports_defects(rig: &mut Rig) -> Outcome {
     let broken = rig
         .lockkeeper(&["doctor", "--url", "redis://127.0.0.1:1"])
         .output()
@@ -90,7 +86,7 @@ fn doctor_of_defects(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn doctor_without_rights(rig: &Rig, server: &RedisServer) -> Outcome {
+fn doctor_reports_missing_rights(rig: &Rig, server: &RedisServer) -> Outcome {
     let rights = ["on", ">secret", "~*", "&*", "+@all", "-scan"];
     let words = [&["ACL", "SETUSER", "locker"][..], &rights].concat();
     server.command(&words).unwrap();

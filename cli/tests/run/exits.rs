@@ -3,40 +3,29 @@
 use std::io::Write;
 use std::process::Stdio;
 
+use lockkeeper_testkit::cases;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::Signal;
 
 use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("status_of_the_command_is_passed_on", own_status),
-    ("busy_is_75_or_conflict_exit_code", busy),
-    ("usage_is_64", usage),
-    (
-        "short_times_run_and_a_short_lease_is_warned_of",
-        short_times,
-    ),
-    ("full_disk_for_output_is_71", full_disk),
-    ("unreachable_store_is_69", out_of_reach),
-    (
-        "command_not_found_is_127_and_not_executable_is_126",
-        not_run,
-    ),
-    ("environment_has_the_lock_and_no_url", environment),
+pub(crate) const CASES: &[Case] = cases![
+    status_of_the_command_is_passed_on,
+    busy_is_75_or_conflict_exit_code,
+    usage_is_64,
+    short_times_run_and_a_short_lease_is_warned_of,
+    full_disk_for_output_is_71,
+    unreachable_store_is_69,
+    command_not_found_is_127_and_not_executable_is_126,
+    environment_has_the_lock_and_no_url,
     #[cfg(target_os = "linux")]
-    (
-        "command_cannot_read_the_environment_of_run",
-        hidden_environment,
-    ),
-    ("standard_streams_are_inherited", standard_streams),
-    ("full_standard_error_delays_no_signal", full_stderr),
-    (
-        "hold_at_least_keeps_the_lock_after_the_command",
-        held_at_least,
-    ),
+    command_cannot_read_the_environment_of_run,
+    standard_streams_are_inherited,
+    full_standard_error_delays_no_signal,
+    hold_at_least_keeps_the_lock_after_the_command,
 ];
 
-fn full_stderr(rig: &mut Rig) -> Outcome {
+fn full_standard_error_delays_no_signal(rig: &mut Rig) -> Outcome {
     let (_reader, mut writer) = std::io::pipe().unwrap();
     let usual = fcntl_getfl(&writer).unwrap();
     fcntl_setfl(&writer, usual | OFlags::NONBLOCK).unwrap();
@@ -51,7 +40,7 @@ fn full_stderr(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn own_status(rig: &mut Rig) -> Outcome {
+fn status_of_the_command_is_passed_on(rig: &mut Rig) -> Outcome {
     for status in [0, 1, 7, 75, 255] {
         let output = rig.run(&["a"], &format!("exit {status}"));
         assert_eq!(code(&output), status, "{}", stderr_of(&output));
@@ -66,7 +55,7 @@ fn own_status(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn busy(rig: &mut Rig) -> Outcome {
+fn busy_is_75_or_conflict_exit_code(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
     for (args, status) in [
         (&["--no-wait", "a"][..], 75),
@@ -108,7 +97,7 @@ fn busy(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn usage(rig: &mut Rig) -> Outcome {
+fn usage_is_64(rig: &mut Rig) -> Outcome {
     let long = "x".repeat(513);
     let long = format!("run {long} -- true");
     for (line, part) in [
@@ -171,7 +160,7 @@ fn usage(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn short_times(rig: &mut Rig) -> Outcome {
+fn short_times_run_and_a_short_lease_is_warned_of(rig: &mut Rig) -> Outcome {
     // Below 12s, the default of --kill-after is not the longest one.
     for option in ["--ttl", "--lease"] {
         let output = rig.run(&[option, "11s", "a"], "exit 3");
@@ -185,7 +174,7 @@ fn short_times(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn full_disk(rig: &mut Rig) -> Outcome {
+fn full_disk_for_output_is_71(rig: &mut Rig) -> Outcome {
     // The database file exists from here on.
     assert_eq!(code(&rig.run(&["a"], "true")), 0);
     for args in [
@@ -205,7 +194,7 @@ fn full_disk(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn out_of_reach(rig: &mut Rig) -> Outcome {
+fn unreachable_store_is_69(rig: &mut Rig) -> Outcome {
     let output = rig.run(&["--url", "redis://127.0.0.1:1", "a"], "touch started");
     assert_eq!(code(&output), 69, "{}", stderr_of(&output));
     assert_eq!(
@@ -223,7 +212,7 @@ fn out_of_reach(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn not_run(rig: &mut Rig) -> Outcome {
+fn command_not_found_is_127_and_not_executable_is_126(rig: &mut Rig) -> Outcome {
     rig.write("text", "no program");
     for (command, status) in [("no-such-command", 127), ("./text", 126), ("/", 126)] {
         let output = rig
@@ -244,7 +233,7 @@ fn not_run(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn environment(rig: &mut Rig) -> Outcome {
+fn environment_has_the_lock_and_no_url(rig: &mut Rig) -> Outcome {
     let script = "env; echo before=$BEFORE";
     let mut command = rig.run_command(&["자리 42"], script);
     command
@@ -282,14 +271,22 @@ fn environment(rig: &mut Rig) -> Outcome {
 
 /// The command cannot read the environment of `run`, which may have a password. Root could read it.
 #[cfg(target_os = "linux")]
-fn hidden_environment(rig: &mut Rig) -> Outcome {
+fn command_cannot_read_the_environment_of_run(rig: &mut Rig) -> Outcome {
     use std::os::unix::fs::{PermissionsExt, chown};
     use std::os::unix::process::CommandExt;
     const NOBODY: u32 = 65_534;
     let mut command = rig.run_command(&["a"], "cat /proc/$PPID/environ > read || touch refused");
     if rustix::process::geteuid().is_root() {
         // The program's own folder may be closed to other users.
-        std::fs::copy(env!("CARGO_BIN_EXE_lockkeeper"), rig.path("lockkeeper")).unwrap();
+        // By a process of its own: what other threads start meanwhile would have a copy of this one open for writing, and a
+        // program that is open for writing is not run.
+        let copied = std::process::Command::new("cp")
+            .args([
+                env!("CARGO_BIN_EXE_lockkeeper").as_ref(),
+                rig.path("lockkeeper").as_os_str(),
+            ])
+            .status();
+        assert!(copied.unwrap().success());
         let mut other = std::process::Command::new(rig.path("lockkeeper"));
         rig.set_environment(&mut other);
         other.args(command.get_args()).uid(NOBODY).gid(NOBODY);
@@ -306,7 +303,7 @@ fn hidden_environment(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn standard_streams(rig: &mut Rig) -> Outcome {
+fn standard_streams_are_inherited(rig: &mut Rig) -> Outcome {
     let mut command = rig.run_command(&["a"], "cat; echo to the error >&2");
     command
         .stdin(Stdio::piped())
@@ -331,7 +328,7 @@ fn standard_streams(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn held_at_least(rig: &mut Rig) -> Outcome {
+fn hold_at_least_keeps_the_lock_after_the_command(rig: &mut Rig) -> Outcome {
     let mut holder = rig.start(
         &["--hold-at-least", "1h", "a"],
         "echo $$ > pid; touch ended; exit 79",

@@ -1,49 +1,29 @@
 //! The lock is lost, or `run` itself is killed or stopped.
 
+use lockkeeper_testkit::cases;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig::{Case, Outcome, Rig, code, is_alive, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("end_of_max_hold_ends_the_command_and_is_named", max_hold),
-    ("killed_run_ends_its_command", killed),
-    (
-        "next_command_starts_when_that_of_a_killed_run_is_gone",
-        killed_and_followed,
-    ),
-    ("stopped_run_ends_its_command_in_time", stopped),
-    ("run_continued_in_time_keeps_its_lock", stopped_briefly),
-    (
-        "run_continued_while_its_command_is_ended_reports_the_loss",
-        stopped_until_too_late,
-    ),
-    (
-        "command_that_ended_while_run_was_stopped_keeps_its_status",
-        stopped_while_it_ended,
-    ),
-    ("killed_watchdog_is_replaced", killed_watchdog),
-    ("stopped_watchdog_is_continued", stopped_watchdog),
+pub(crate) const CASES: &[Case] = cases![
+    end_of_max_hold_ends_the_command_and_is_named,
+    killed_run_ends_its_command,
+    next_command_starts_when_that_of_a_killed_run_is_gone,
+    stopped_run_ends_its_command_in_time,
+    run_continued_in_time_keeps_its_lock,
+    run_continued_while_its_command_is_ended_reports_the_loss,
+    command_that_ended_while_run_was_stopped_keeps_its_status,
+    killed_watchdog_is_replaced,
+    stopped_watchdog_is_continued,
     #[cfg(target_os = "linux")]
-    (
-        "watchdog_wakes_by_a_clock_that_counts_suspends",
-        watchdog_clock,
-    ),
-    (
-        "run_kills_the_group_if_the_watchdog_is_stopped",
-        stopped_watchdog_of_a_group,
-    ),
-    ("forced_release_ends_the_command", forced),
-    (
-        "forced_release_kills_a_command_that_ignores_term",
-        forced_stubborn,
-    ),
-    ("forced_release_with_on_lost_warn_only_warns", forced_warn),
-    (
-        "forced_release_during_hold_at_least_is_reported",
-        forced_while_kept,
-    ),
-    ("fixed_lease_ends_the_command", fixed),
-    ("run_ends_after_all_processes_of_the_group", crowd),
+    watchdog_wakes_by_a_clock_that_counts_suspends,
+    run_kills_the_group_if_the_watchdog_is_stopped,
+    forced_release_ends_the_command,
+    forced_release_kills_a_command_that_ignores_term,
+    forced_release_with_on_lost_warn_only_warns,
+    forced_release_during_hold_at_least_is_reported,
+    fixed_lease_ends_the_command,
+    run_ends_after_all_processes_of_the_group,
 ];
 
 /// Short times, with some room for a busy machine.
@@ -70,7 +50,7 @@ pub(crate) fn both(rig: &Rig) -> [Pid; 2] {
     [rig.pid("first"), rig.pid("second")]
 }
 
-fn killed(rig: &mut Rig) -> Outcome {
+fn killed_run_ends_its_command(rig: &mut Rig) -> Outcome {
     let mut run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     run.signal(Signal::KILL);
@@ -81,7 +61,7 @@ fn killed(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn killed_and_followed(rig: &mut Rig) -> Outcome {
+fn next_command_starts_when_that_of_a_killed_run_is_gone(rig: &mut Rig) -> Outcome {
     let mut run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     let next = rig.start(&with(&["a"]), NEXT);
@@ -93,7 +73,7 @@ fn killed_and_followed(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn stopped(rig: &mut Rig) -> Outcome {
+fn stopped_run_ends_its_command_in_time(rig: &mut Rig) -> Outcome {
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     let next = rig.start(&with(&["a"]), NEXT);
@@ -115,7 +95,7 @@ fn stopped(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn stopped_briefly(rig: &mut Rig) -> Outcome {
+fn run_continued_in_time_keeps_its_lock(rig: &mut Rig) -> Outcome {
     let run = rig.start(
         &["a"],
         "touch ready; until [ -e done ]; do sleep 0.05; done",
@@ -128,7 +108,7 @@ fn stopped_briefly(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn stopped_until_too_late(rig: &mut Rig) -> Outcome {
+fn run_continued_while_its_command_is_ended_reports_the_loss(rig: &mut Rig) -> Outcome {
     let script = "trap 'touch $LOCKKEEPER_NAME.term; exit 0' TERM; touch $LOCKKEEPER_NAME.ready
 while :; do sleep 0.2; done";
     // Several, since the renewal of each comes before or after its check of the lock.
@@ -156,7 +136,7 @@ while :; do sleep 0.2; done";
     Ok(())
 }
 
-fn stopped_while_it_ended(rig: &mut Rig) -> Outcome {
+fn command_that_ended_while_run_was_stopped_keeps_its_status(rig: &mut Rig) -> Outcome {
     let run = rig.start(
         &["--ttl", "20s", "--kill-after", "8s", "a"],
         "touch ready; until [ -e done ]; do sleep 0.05; done; touch over",
@@ -190,7 +170,7 @@ pub(crate) fn watchdog_of(run: Pid) -> Option<Pid> {
     found.next().and_then(Pid::from_raw)
 }
 
-fn killed_watchdog(rig: &mut Rig) -> Outcome {
+fn killed_watchdog_is_replaced(rig: &mut Rig) -> Outcome {
     let mut run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     let first = watchdog_of(run.pid()).unwrap();
@@ -207,7 +187,7 @@ fn killed_watchdog(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn stopped_watchdog(rig: &mut Rig) -> Outcome {
+fn stopped_watchdog_is_continued(rig: &mut Rig) -> Outcome {
     let lease = ["--lease", "15s", "--kill-after", "1s", "a"];
     let run = rig.start(&lease, "touch ready; while :; do sleep 0.2; done");
     rig.until_file("ready");
@@ -218,7 +198,7 @@ fn stopped_watchdog(rig: &mut Rig) -> Outcome {
 }
 
 #[cfg(target_os = "linux")]
-fn watchdog_clock(rig: &mut Rig) -> Outcome {
+fn watchdog_wakes_by_a_clock_that_counts_suspends(rig: &mut Rig) -> Outcome {
     let run = rig.start(
         &["--lease", "1h", "a"],
         "touch ready; while :; do sleep 0.2; done",
@@ -244,7 +224,7 @@ fn watchdog_clock(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn stopped_watchdog_of_a_group(rig: &mut Rig) -> Outcome {
+fn run_kills_the_group_if_the_watchdog_is_stopped(rig: &mut Rig) -> Outcome {
     let script = "(trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
 while [ -e second ]; do sleep 0.05; done) & until [ -e second ]; do sleep 0.05; done
 trap 'touch term; exit 0' TERM; touch ready; while :; do sleep 0.2; done";
@@ -270,7 +250,7 @@ pub(crate) fn force(rig: &Rig) {
     );
 }
 
-fn forced(rig: &mut Rig) -> Outcome {
+fn forced_release_ends_the_command(rig: &mut Rig) -> Outcome {
     let script = "trap 'touch term; exit 0' TERM; echo $LOCKKEEPER_TOKEN > token; touch ready; while :; do sleep 0.2; done";
     let run = rig.start(&["--ttl", "24s", "--kill-after", "10s", "a"], script);
     rig.until_file("ready");
@@ -296,7 +276,7 @@ fn forced(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn forced_stubborn(rig: &mut Rig) -> Outcome {
+fn forced_release_kills_a_command_that_ignores_term(rig: &mut Rig) -> Outcome {
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     force(rig);
@@ -310,7 +290,7 @@ fn forced_stubborn(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn forced_warn(rig: &mut Rig) -> Outcome {
+fn forced_release_with_on_lost_warn_only_warns(rig: &mut Rig) -> Outcome {
     let script = "touch ready; until [ -e done ]; do sleep 0.05; done; exit 8";
     let mut run = rig.start(&with(&["--on-lost", "warn", "a"]), script);
     rig.until_file("ready");
@@ -325,7 +305,7 @@ fn forced_warn(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn forced_while_kept(rig: &mut Rig) -> Outcome {
+fn forced_release_during_hold_at_least_is_reported(rig: &mut Rig) -> Outcome {
     let run = rig.start(
         &with(&["--hold-at-least", "1h", "a"]),
         "echo $$ > new; mv new pid; exit 3",
@@ -341,7 +321,7 @@ fn forced_while_kept(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn fixed(rig: &mut Rig) -> Outcome {
+fn fixed_lease_ends_the_command(rig: &mut Rig) -> Outcome {
     // Long enough for both processes to write their ids on a busy machine.
     let args = ["--lease", "8s", "--kill-after", "1s", "a"];
     let output = rig.start(&args, FORKING).output();
@@ -360,7 +340,7 @@ fn fixed(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn crowd(rig: &mut Rig) -> Outcome {
+fn run_ends_after_all_processes_of_the_group(rig: &mut Rig) -> Outcome {
     // The end of each process is an event for `run`.
     let script = "for i in $(seq 200); do
   (trap '' TERM; exec sleep 60 > /dev/null 2>&1) & echo $! >> pids
@@ -375,7 +355,7 @@ done; wait";
     Ok(())
 }
 
-fn max_hold(rig: &mut Rig) -> Outcome {
+fn end_of_max_hold_ends_the_command_and_is_named(rig: &mut Rig) -> Outcome {
     for (on_lost, effect) in [
         ("term", "its command is ended"),
         ("warn", "its command goes on without it"),

@@ -1,15 +1,15 @@
 //! The claims of shared locks, of slots and of several names.
 
+use lockkeeper_testkit::cases;
+
 use crate::claims::followed;
 use crate::loss::{FORKING, with};
 use crate::rig::{Case, Outcome, Rig};
 
-pub(crate) const CASES: &[Case] = &[(
-    "command_waits_for_the_one_before_in_its_mode_and_under_its_names",
-    after_another,
-)];
+pub(crate) const CASES: &[Case] =
+    cases![command_waits_for_the_one_before_in_its_mode_and_under_its_names,];
 
-fn after_another(rig: &mut Rig) -> Outcome {
+fn command_waits_for_the_one_before_in_its_mode_and_under_its_names(rig: &mut Rig) -> Outcome {
     for (first, next) in [
         (&["--shared", "a"][..], &["a"][..]),
         (&["--slots", "1", "a"], &["--slots", "1", "a"]),

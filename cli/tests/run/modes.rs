@@ -2,17 +2,18 @@
 
 use std::process::Output;
 
+use lockkeeper_testkit::cases;
 use serde_json::Value;
 
 use crate::operate::{fits, out};
 use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("shared_commands_run_beside_each_other", shared),
-    ("commands_have_slots_of_their_own", slots),
-    ("slots_of_another_number_are_refused", another_number),
-    ("unlock_frees_one_of_several_slots", unlock_slot),
-    ("unlock_frees_one_reader_or_all", unlock_readers),
+pub(crate) const CASES: &[Case] = cases![
+    shared_commands_run_beside_each_other,
+    commands_have_slots_of_their_own,
+    slots_of_another_number_are_refused,
+    unlock_frees_one_of_several_slots,
+    unlock_frees_one_reader_or_all,
 ];
 
 /// Creates the file `held-$$`, and ends when the file `release` exists.
@@ -62,7 +63,7 @@ fn unlock(rig: &Rig, args: &[&str]) -> Output {
     command.args(args).output().unwrap()
 }
 
-fn shared(rig: &mut Rig) -> Outcome {
+fn shared_commands_run_beside_each_other(rig: &mut Rig) -> Outcome {
     let first = hold(rig, &["--shared", "a"], HOLD, 1);
     let second = hold(rig, &["-s", "a"], HOLD, 2);
     let output = rig.run(&["-n", "a"], "touch started");
@@ -85,7 +86,7 @@ fn shared(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn slots(rig: &mut Rig) -> Outcome {
+fn commands_have_slots_of_their_own(rig: &mut Rig) -> Outcome {
     let first = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 1);
     let second = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 2);
     let texts = holds(rig);
@@ -130,7 +131,7 @@ fn slots(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn another_number(rig: &mut Rig) -> Outcome {
+fn slots_of_another_number_are_refused(rig: &mut Rig) -> Outcome {
     let holder = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 1);
     let output = rig.run(&["--slots", "3", "a"], "true");
     let line = stderr_of(&output);
@@ -145,7 +146,7 @@ fn another_number(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn unlock_slot(rig: &mut Rig) -> Outcome {
+fn unlock_frees_one_of_several_slots(rig: &mut Rig) -> Outcome {
     let first = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 1);
     let second = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 2);
     let output = unlock(rig, &["a"]);
@@ -178,7 +179,7 @@ fn unlock_slot(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn unlock_readers(rig: &mut Rig) -> Outcome {
+fn unlock_frees_one_reader_or_all(rig: &mut Rig) -> Outcome {
     let first = hold(rig, &["--shared", "a"], HOLD, 1);
     let second = hold(rig, &["--shared", "a"], HOLD, 2);
     let third = hold(rig, &["--shared", "a"], HOLD, 3);

@@ -3,17 +3,17 @@
 use std::fs::File;
 use std::process::{Command, Stdio};
 
-use lockkeeper_testkit::RedisServer;
+use lockkeeper_testkit::{RedisServer, cases};
 use rustix::process::Signal;
 
 use crate::rig::{Case, Outcome, RedisCase, Rig, Running, code, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("wait_for_the_store_ends_with_69", never),
-    ("fallback_is_opened_when_the_wait_is_over", fallback),
-    ("fallback_is_checked_before_the_wait", bad_fallback),
+pub(crate) const CASES: &[Case] = cases![
+    wait_for_the_store_ends_with_69,
+    fallback_is_opened_when_the_wait_is_over,
+    fallback_is_checked_before_the_wait,
 ];
-pub(crate) const ON_REDIS: &[RedisCase] = &[("store_may_come_up_within_the_wait", comes_up)];
+pub(crate) const ON_REDIS: &[RedisCase] = cases![store_may_come_up_within_the_wait,];
 
 const NOWHERE: &str = "redis://127.0.0.1:1/";
 
@@ -35,7 +35,7 @@ fn start_with(rig: &Rig, name: &str, args: &[&str], change: impl Fn(&mut Command
     run
 }
 
-fn comes_up(rig: &Rig, server: &RedisServer) -> Outcome {
+fn store_may_come_up_within_the_wait(rig: &Rig, server: &RedisServer) -> Outcome {
     server.kill();
     let [limited, endless] = ["10m", "forever"].map(|wait| start(rig, wait, |_| {}));
     let keyed = start_with(rig, "key", &[], |command| {
@@ -58,7 +58,7 @@ fn comes_up(rig: &Rig, server: &RedisServer) -> Outcome {
     Ok(())
 }
 
-fn never(rig: &mut Rig) -> Outcome {
+fn wait_for_the_store_ends_with_69(rig: &mut Rig) -> Outcome {
     let output = rig.run(&["-v", "--wait", "3s", "--url", NOWHERE, "a"], "true");
     let lines = stderr_of(&output);
     assert_eq!(code(&output), 69, "{lines}");
@@ -79,7 +79,7 @@ fn with_fallback(command: &mut Command, fallback: &str) {
     command.env("LOCKKEEPER_FALLBACK", fallback);
 }
 
-fn fallback(rig: &mut Rig) -> Outcome {
+fn fallback_is_opened_when_the_wait_is_over(rig: &mut Rig) -> Outcome {
     let fell_back = |name: &str| {
         rig.read(name)
             .contains("does not exclude holders on redis:")
@@ -95,7 +95,7 @@ fn fallback(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn bad_fallback(rig: &mut Rig) -> Outcome {
+fn fallback_is_checked_before_the_wait(rig: &mut Rig) -> Outcome {
     let mut command = rig.run_command(&["--wait", "forever", "a"], "true");
     with_fallback(&mut command, "redis://127.0.0.1/?tll=5s");
     let command = command.stderr(Stdio::piped());

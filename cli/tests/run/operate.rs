@@ -2,21 +2,19 @@
 
 use std::process::Stdio;
 
+use lockkeeper_testkit::cases;
 use serde_json::Value;
 
 use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("who_shows_the_holder_within_80_columns", who),
-    ("who_lists_all_namespaces_with_their_names", all_namespaces),
-    ("unlock_asks_for_confirmation", unlock),
-    (
-        "unlock_with_yes_frees_without_an_open_output",
-        unlock_without_output,
-    ),
-    ("who_unlock_and_doctor_create_no_store", missing_store),
-    ("fallback_is_not_asked_for_holders", fallback),
-    ("completions_and_manual_are_generated", generated),
+pub(crate) const CASES: &[Case] = cases![
+    who_shows_the_holder_within_80_columns,
+    who_lists_all_namespaces_with_their_names,
+    unlock_asks_for_confirmation,
+    unlock_with_yes_frees_without_an_open_output,
+    who_unlock_and_doctor_create_no_store,
+    fallback_is_not_asked_for_holders,
+    completions_and_manual_are_generated,
 ];
 
 pub(crate) fn out(output: &std::process::Output) -> String {
@@ -29,7 +27,7 @@ pub(crate) fn fits(text: &str) {
     }
 }
 
-fn who(rig: &mut Rig) -> Outcome {
+fn who_shows_the_holder_within_80_columns(rig: &mut Rig) -> Outcome {
     // Creates the file.
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let nothing = rig.lockkeeper(&["who"]).output().unwrap();
@@ -66,7 +64,7 @@ fn who(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn all_namespaces(rig: &mut Rig) -> Outcome {
+fn who_lists_all_namespaces_with_their_names(rig: &mut Rig) -> Outcome {
     let first = rig.hold("of-this-case");
     let script = "touch second; until [ -e release ]; do sleep 0.05; done";
     let mut second = rig.run_command(&["b"], script);
@@ -98,7 +96,7 @@ fn all_namespaces(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn unlock(rig: &mut Rig) -> Outcome {
+fn unlock_asks_for_confirmation(rig: &mut Rig) -> Outcome {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let free = rig
         .lockkeeper(&["unlock", "--force", "a"])
@@ -140,7 +138,7 @@ fn unlock(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn unlock_without_output(rig: &mut Rig) -> Outcome {
+fn unlock_with_yes_frees_without_an_open_output(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
     let unlock = |args: &[&str]| {
         let full = std::fs::File::create("/dev/full").unwrap();
@@ -161,7 +159,7 @@ fn unlock_without_output(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn missing_store(rig: &mut Rig) -> Outcome {
+fn who_unlock_and_doctor_create_no_store(rig: &mut Rig) -> Outcome {
     let url = format!("sqlite:{}", rig.path("typo.db").display());
     let explicit = format!("{url}?create=false");
     for (args, url) in [
@@ -206,7 +204,7 @@ fn missing_store(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn fallback(rig: &mut Rig) -> Outcome {
+fn fallback_is_not_asked_for_holders(rig: &mut Rig) -> Outcome {
     // The fallback knows nothing of the holders on the first store.
     for (args, status) in [
         (&["who"][..], 69),
@@ -223,7 +221,7 @@ fn fallback(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn generated(rig: &mut Rig) -> Outcome {
+fn completions_and_manual_are_generated(rig: &mut Rig) -> Outcome {
     for shell in ["bash", "zsh", "fish"] {
         let output = rig.lockkeeper(&["completions", shell]).output().unwrap();
         assert_eq!(code(&output), 0);

@@ -16,9 +16,9 @@ use signal_hook::flag::register_conditional_default;
 use tempfile::TempDir;
 
 /// The longest wait of a case for an event that must come.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
-/// The time-outs of a server, unless a case is about them.
-const REPLY_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+/// The time-outs of a server. No case is about them.
+const REPLY_LIMIT: Duration = TIMEOUT;
 const REDIS: RedisKind = RedisKind::Redis7;
 
 pub(crate) type Case = (&'static str, fn(&mut Rig) -> Outcome);

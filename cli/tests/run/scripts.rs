@@ -3,9 +3,11 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use lockkeeper_testkit::cases;
+
 use crate::rig::{Case, Outcome, Rig, Running, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[("sections_of_a_script_run_under_the_lock", sections)];
+pub(crate) const CASES: &[Case] = cases![sections_of_a_script_run_under_the_lock,];
 
 const SCRIPT: &str = r#"
 version="1.2 b"
@@ -26,7 +28,7 @@ EOF
 sh whole "$version" c
 "#;
 
-fn sections(rig: &mut Rig) -> Outcome {
+fn sections_of_a_script_run_under_the_lock(rig: &mut Rig) -> Outcome {
     let mut command = Command::new("sh");
     rig.set_environment(&mut command);
     command

@@ -1,13 +1,15 @@
 //! `run NAME --also NAME`: several locks at once.
 
+use lockkeeper_testkit::cases;
+
 use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("command_holds_all_names", all),
-    ("name_that_is_given_twice_counts_once", twice),
-    ("slot_and_tokens_are_not_passed_on_by_pass_url", pass_url),
-    ("nothing_is_held_if_one_name_is_busy", busy),
-    ("loss_of_one_name_ends_the_command", loss),
+pub(crate) const CASES: &[Case] = cases![
+    command_holds_all_names,
+    name_that_is_given_twice_counts_once,
+    slot_and_tokens_are_not_passed_on_by_pass_url,
+    nothing_is_held_if_one_name_is_busy,
+    loss_of_one_name_ends_the_command,
 ];
 
 const HOLD: &str = "echo $LOCKKEEPER_NAME $LOCKKEEPER_TOKEN $LOCKKEEPER_TOKENS > new; mv new held
@@ -19,7 +21,7 @@ fn hold(rig: &Rig, args: &[&str]) -> Running {
     run
 }
 
-fn all(rig: &mut Rig) -> Outcome {
+fn command_holds_all_names(rig: &mut Rig) -> Outcome {
     let run = hold(rig, &["b", "--also", "a", "--also", "c"]);
     for name in ["a", "b", "c"] {
         let output = rig.run(&["-n", name], "true");
@@ -43,7 +45,7 @@ fn all(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn twice(rig: &mut Rig) -> Outcome {
+fn name_that_is_given_twice_counts_once(rig: &mut Rig) -> Outcome {
     // A claim that were taken twice would be waited for as long as the lease.
     let args = ["-v", "--ttl", "5m", "a", "--also", "a"];
     let output = rig.start(&args, "echo $LOCKKEEPER_TOKENS").output();
@@ -56,7 +58,7 @@ fn twice(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn pass_url(rig: &mut Rig) -> Outcome {
+fn slot_and_tokens_are_not_passed_on_by_pass_url(rig: &mut Rig) -> Outcome {
     for (lock, name, own) in [
         (&["a", "--also", "b"][..], "TOKENS", None),
         (&["--slots", "1", "a"], "SLOT", Some("0")),
@@ -75,7 +77,7 @@ fn pass_url(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn busy(rig: &mut Rig) -> Outcome {
+fn nothing_is_held_if_one_name_is_busy(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("b");
     let output = rig.run(&["-n", "a", "--also", "b", "--also", "c"], "touch started");
     let line = stderr_of(&output);
@@ -95,7 +97,7 @@ fn busy(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn loss(rig: &mut Rig) -> Outcome {
+fn loss_of_one_name_ends_the_command(rig: &mut Rig) -> Outcome {
     let args = ["--ttl", "24s", "--kill-after", "10s", "a", "--also", "b"];
     let script = "trap 'touch term; exit 0' TERM; touch held; while :; do sleep 0.2; done";
     let run = rig.start(&args, script);

@@ -3,25 +3,23 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use lockkeeper_testkit::cases;
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::rig::{Case, Outcome, Rig, Running, code, is_alive, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("signals_end_the_command", end_the_command),
-    ("signals_reach_the_whole_group", handled),
-    ("command_that_ignores_term_keeps_its_lock", ignored),
-    ("signals_end_the_wait", end_the_wait),
-    ("second_signal_ends_a_release_that_hangs", hanging_release),
-    ("other_signals_do_not_end_the_wait", others_while_waiting),
-    ("tstp_does_not_stop_a_service", service),
-    ("stopped_command_keeps_its_lock", stopped_command),
-    ("hup_stays_ignored_under_nohup", nohup),
-    (
-        "signals_ignored_from_the_start_stay_ignored",
-        ignored_from_the_start,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    signals_end_the_command,
+    signals_reach_the_whole_group,
+    command_that_ignores_term_keeps_its_lock,
+    signals_end_the_wait,
+    second_signal_ends_a_release_that_hangs,
+    other_signals_do_not_end_the_wait,
+    tstp_does_not_stop_a_service,
+    stopped_command_keeps_its_lock,
+    hup_stays_ignored_under_nohup,
+    signals_ignored_from_the_start_stay_ignored,
 ];
 
 const ALL: [Signal; 6] = [
@@ -33,7 +31,7 @@ const ALL: [Signal; 6] = [
     Signal::USR2,
 ];
 
-fn end_the_command(rig: &mut Rig) -> Outcome {
+fn signals_end_the_command(rig: &mut Rig) -> Outcome {
     for signal in ALL {
         let name = format!("ready-{}", signal.as_raw());
         let run = rig.start(
@@ -54,7 +52,7 @@ fn end_the_command(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn handled(rig: &mut Rig) -> Outcome {
+fn signals_reach_the_whole_group(rig: &mut Rig) -> Outcome {
     // A second process of the group gets the signal, too; both write a file before they end.
     let script = r#"
 for s in TERM INT HUP QUIT USR1 USR2; do trap "echo $s > first; exit 9" $s; done
@@ -78,7 +76,7 @@ sh -c 'for s in TERM INT HUP QUIT USR1 USR2; do trap "echo $s > second; exit" $s
     Ok(())
 }
 
-fn ignored(rig: &mut Rig) -> Outcome {
+fn command_that_ignores_term_keeps_its_lock(rig: &mut Rig) -> Outcome {
     let mut run = rig.start(
         &["a"],
         "trap 'touch heard' TERM; touch ready; until [ -e done ]; do sleep 0.05; done; exit 4",
@@ -93,7 +91,7 @@ fn ignored(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn end_the_wait(rig: &mut Rig) -> Outcome {
+fn signals_end_the_wait(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let waiter = rig.start(&["a"], "touch started");
@@ -108,7 +106,7 @@ fn end_the_wait(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn hanging_release(rig: &mut Rig) -> Outcome {
+fn second_signal_ends_a_release_that_hangs(rig: &mut Rig) -> Outcome {
     let mut run = rig.start(
         &["a"],
         "touch held; until [ -e release ]; do sleep 0.05; done; echo $$ > ended",
@@ -134,7 +132,7 @@ fn hanging_release(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn others_while_waiting(rig: &mut Rig) -> Outcome {
+fn other_signals_do_not_end_the_wait(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
     // In a group of its own, like a job of a shell: in an orphaned group, as the one of these tests may
     // be, TSTP stops no process.
@@ -156,7 +154,7 @@ fn others_while_waiting(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn service(rig: &mut Rig) -> Outcome {
+fn tstp_does_not_stop_a_service(rig: &mut Rig) -> Outcome {
     // It leads a session, like a process that an init or a container starts: no process would continue
     // it.
     let start = |name: &str, script: &str| {
@@ -190,7 +188,7 @@ fn state(pid: rustix::process::Pid) -> char {
     rest.chars().next().unwrap()
 }
 
-fn stopped_command(rig: &mut Rig) -> Outcome {
+fn stopped_command_keeps_its_lock(rig: &mut Rig) -> Outcome {
     // Without a terminal no process would continue a stopped `run`, so `run` goes on renewing.
     let script = "echo $$ > pid; touch ready; until [ -e done ]; do sleep 0.05; done; exit 5";
     // A renewal is due after 3 s.
@@ -217,7 +215,7 @@ fn stopped_command(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn nohup(rig: &mut Rig) -> Outcome {
+fn hup_stays_ignored_under_nohup(rig: &mut Rig) -> Outcome {
     let mut command = Command::new("nohup");
     rig.set_environment(&mut command);
     command
@@ -235,7 +233,7 @@ fn nohup(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn ignored_from_the_start(rig: &mut Rig) -> Outcome {
+fn signals_ignored_from_the_start_stay_ignored(rig: &mut Rig) -> Outcome {
     // A shell ignores INT and QUIT in what a script starts with `&`.
     let script = "trap '' INT QUIT TERM TSTP USR2; exec \"$0\" run a -- sh -c 'touch ready; while :; do sleep 0.2; done'";
     let mut command = Command::new("sh");

@@ -1,21 +1,18 @@
 //! The store is killed, or loses its data.
 
-use lockkeeper_testkit::RedisServer;
+use lockkeeper_testkit::{RedisServer, cases};
 
 use crate::loss::{FORKING, both, with};
 use crate::rig::{Case, Outcome, RedisCase, Rig, code, is_alive, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[("file_that_is_deleted_ends_the_command", deleted)];
-pub(crate) const ON_REDIS: &[RedisCase] = &[
-    ("killed_store_ends_the_command", killed_store),
-    ("killed_store_ends_the_wait", killed_store_while_waiting),
-    (
-        "wait_without_bound_survives_a_restart_of_the_store",
-        restarted_store_while_waiting,
-    ),
+pub(crate) const CASES: &[Case] = cases![file_that_is_deleted_ends_the_command,];
+pub(crate) const ON_REDIS: &[RedisCase] = cases![
+    killed_store_ends_the_command,
+    killed_store_ends_the_wait,
+    wait_without_bound_survives_a_restart_of_the_store,
 ];
 
-fn killed_store(rig: &Rig, server: &RedisServer) -> Outcome {
+fn killed_store_ends_the_command(rig: &Rig, server: &RedisServer) -> Outcome {
     let run = rig.start(&with(&["-v", "a"]), FORKING);
     rig.until_file("ready");
     server.kill();
@@ -36,9 +33,10 @@ fn killed_store(rig: &Rig, server: &RedisServer) -> Outcome {
     Ok(())
 }
 
-fn killed_store_while_waiting(rig: &Rig, server: &RedisServer) -> Outcome {
+fn killed_store_ends_the_wait(rig: &Rig, server: &RedisServer) -> Outcome {
     let holder = rig.hold("a");
-    let waiter = rig.start(&["--wait", "8s", "a"], "touch started");
+    // Until the end of its wait, it has to be queued, and the server killed.
+    let waiter = rig.start(&["--wait", "20s", "a"], "touch started");
     rig.until_waited_for("a", 1);
     server.kill();
     let output = waiter.output();
@@ -58,7 +56,7 @@ fn killed_store_while_waiting(rig: &Rig, server: &RedisServer) -> Outcome {
     Ok(())
 }
 
-fn restarted_store_while_waiting(rig: &Rig, server: &RedisServer) -> Outcome {
+fn wait_without_bound_survives_a_restart_of_the_store(rig: &Rig, server: &RedisServer) -> Outcome {
     let holder = rig.hold("a");
     let waiter = rig.start(&["a"], "exit 3");
     rig.until_waited_for("a", 1);
@@ -74,7 +72,7 @@ fn restarted_store_while_waiting(rig: &Rig, server: &RedisServer) -> Outcome {
     Ok(())
 }
 
-fn deleted(rig: &mut Rig) -> Outcome {
+fn file_that_is_deleted_ends_the_command(rig: &mut Rig) -> Outcome {
     for files in [
         &["locks.db", "locks.db-wal", "locks.db-shm"][..],
         &["locks.db-wal", "locks.db-shm"],

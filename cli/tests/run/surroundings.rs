@@ -1,27 +1,24 @@
 //! The environment that `run` is started in: a container, a full disk, the signal mask of its caller.
 
-use lockkeeper_testkit::RedisServer;
+use lockkeeper_testkit::{RedisServer, cases};
 use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 
 use crate::rig::{Case, Outcome, RedisCase, Rig, code, stderr_of};
 
-pub(crate) const CASES: &[Case] = &[
-    ("run_works_in_a_pid_namespace", pids),
-    ("boot_id_of_a_container_frees_no_lock", boot_id),
-    ("clock_of_a_container_frees_no_lock", clock),
-    (
-        "database_file_mounted_without_its_folder_is_refused",
-        mounted_alone,
-    ),
-    ("waiter_survives_a_full_disk", full_disk),
-    ("command_is_not_started_without_proc", no_proc),
-    ("signals_blocked_by_the_caller_are_handled", blocked),
+pub(crate) const CASES: &[Case] = cases![
+    run_works_in_a_pid_namespace,
+    boot_id_of_a_container_frees_no_lock,
+    clock_of_a_container_frees_no_lock,
+    database_file_mounted_without_its_folder_is_refused,
+    waiter_survives_a_full_disk,
+    command_is_not_started_without_proc,
+    signals_blocked_by_the_caller_are_handled,
 ];
 /// A server has a clock of its own.
-pub(crate) const ON_REDIS: &[RedisCase] = &[("clock_of_a_container_frees_no_lock", server_clock)];
+pub(crate) const ON_REDIS: &[RedisCase] = cases![clock_of_a_container_frees_no_lock_on_a_server];
 
-fn pids(rig: &mut Rig) -> Outcome {
+fn run_works_in_a_pid_namespace(rig: &mut Rig) -> Outcome {
     let script = r#"
 until_there() { until [ -e $1 ]; do sleep 0.05; done; }
 "$0" run a -- sh -c 'trap "touch heard" TSTP; touch set; until [ -e done ]; do sleep 0.05; done; exit 3' &
@@ -43,7 +40,7 @@ echo $?"#;
     Ok(())
 }
 
-fn boot_id(rig: &mut Rig) -> Outcome {
+fn boot_id_of_a_container_frees_no_lock(rig: &mut Rig) -> Outcome {
     // systemd-nspawn and LXC mount a boot id like this.
     rig.write("boot_id", "7b5c1a52-8f2f-4f6a-9f0c-6d4a4f1d2f11\n");
     let script = r#"mount --bind boot_id /proc/sys/kernel/random/boot_id && exec "$0" run -n a -- touch started"#;
@@ -57,11 +54,11 @@ fn boot_id(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn clock(rig: &mut Rig) -> Outcome {
+fn clock_of_a_container_frees_no_lock(rig: &mut Rig) -> Outcome {
     with_clock_apart(rig, 78)
 }
 
-fn server_clock(rig: &Rig, _: &RedisServer) -> Outcome {
+fn clock_of_a_container_frees_no_lock_on_a_server(rig: &Rig, _: &RedisServer) -> Outcome {
     with_clock_apart(rig, 75)
 }
 
@@ -82,7 +79,7 @@ fn with_clock_apart(rig: &Rig, expected: i32) -> Outcome {
     Ok(())
 }
 
-fn mounted_alone(rig: &mut Rig) -> Outcome {
+fn database_file_mounted_without_its_folder_is_refused(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
     rig.write("alone.db", "");
     let script = r#"mount --bind store/locks.db alone.db && exec "$0" run -n --url sqlite:alone.db a -- touch started"#;
@@ -104,7 +101,7 @@ fn mounted_alone(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn full_disk(rig: &mut Rig) -> Outcome {
+fn waiter_survives_a_full_disk(rig: &mut Rig) -> Outcome {
     std::fs::create_dir(rig.path("small")).unwrap();
     let script = r#"
 until_there() { until [ -e $1 ]; do sleep 0.05; done; }
@@ -133,7 +130,7 @@ wait $waiter && until_there started"#;
     Ok(())
 }
 
-fn no_proc(rig: &mut Rig) -> Outcome {
+fn command_is_not_started_without_proc(rig: &mut Rig) -> Outcome {
     let script = r#"mount -t tmpfs none /proc && exec "$0" run a -- touch started"#;
     let output = rig.contain(&[], script)?;
     assert_eq!(code(&output), 71, "{}", stderr_of(&output));
@@ -146,7 +143,7 @@ fn no_proc(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn blocked(rig: &mut Rig) -> Outcome {
+fn signals_blocked_by_the_caller_are_handled(rig: &mut Rig) -> Outcome {
     let start = |args: &[&str], script: &str| {
         // A process inherits the mask of the thread that starts it.
         let before = SigSet::thread_get_mask().unwrap();

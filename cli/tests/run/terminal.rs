@@ -7,6 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
 
+use lockkeeper_testkit::cases;
 use rustix::fs::OFlags;
 use rustix::process::{Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -15,23 +16,20 @@ use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use crate::loss::force;
 use crate::rig::{Case, Outcome, Rig, Running, Skip, TIMEOUT, code};
 
-pub(crate) const CASES: &[Case] = &[
-    ("ctrl_c_reaches_the_command", ctrl_c),
-    ("ctrl_c_ends_the_wait", ctrl_c_while_waiting),
-    ("ctrl_c_ends_the_calling_script", ctrl_c_in_a_script),
-    ("interactive_shell_as_the_command", interactive),
-    ("stop_and_continue_from_a_shell", job_control),
-    ("stop_and_continue_during_hold_at_least", stopped_while_kept),
-    ("session_leader_is_not_stopped", no_job_control),
-    (
-        "command_that_cannot_get_the_terminal_is_reported",
-        out_of_reach,
-    ),
-    ("unlock_asks_at_the_terminal", unlock),
-    ("who_watch_redraws_the_terminal", watch),
-    ("command_substitution_reads_the_terminal", substitution),
-    ("reader_of_a_pipe_keeps_the_terminal", pipe),
-    ("script_keeps_the_terminal_of_a_background_run", background),
+pub(crate) const CASES: &[Case] = cases![
+    ctrl_c_reaches_the_command,
+    ctrl_c_ends_the_wait,
+    ctrl_c_ends_the_calling_script,
+    interactive_shell_as_the_command,
+    stop_and_continue_from_a_shell,
+    stop_and_continue_during_hold_at_least,
+    session_leader_is_not_stopped,
+    command_that_cannot_get_the_terminal_is_reported,
+    unlock_asks_at_the_terminal,
+    who_watch_redraws_the_terminal,
+    command_substitution_reads_the_terminal,
+    reader_of_a_pipe_keeps_the_terminal,
+    script_keeps_the_terminal_of_a_background_run,
 ];
 
 /// A program with a terminal of its own, and its output there.
@@ -111,7 +109,7 @@ impl Screen {
 
 const BINARY: &str = env!("CARGO_BIN_EXE_lockkeeper");
 
-fn ctrl_c(rig: &mut Rig) -> Outcome {
+fn ctrl_c_reaches_the_command(rig: &mut Rig) -> Outcome {
     let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "cat"])?;
     screen.press("hello\n");
     // Once as the terminal's echo, once from cat.
@@ -129,7 +127,7 @@ fn ctrl_c(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn ctrl_c_while_waiting(rig: &mut Rig) -> Outcome {
+fn ctrl_c_ends_the_wait(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
     let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "touch", "started"])?;
     rig.until_waited_for("a", 1);
@@ -141,7 +139,7 @@ fn ctrl_c_while_waiting(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn ctrl_c_in_a_script(rig: &mut Rig) -> Outcome {
+fn ctrl_c_ends_the_calling_script(rig: &mut Rig) -> Outcome {
     // With the terminal, and without, in a pipe.
     for script in [
         "\"$0\" run a -- sh -c 'echo ready; exec cat'; echo goes on; exit 5",
@@ -187,7 +185,7 @@ sh -c 'echo ready; exec cat'; echo goes on; exit 5";
     Ok(())
 }
 
-fn interactive(rig: &mut Rig) -> Outcome {
+fn interactive_shell_as_the_command(rig: &mut Rig) -> Outcome {
     // A shell with job control gives the terminal to its own jobs, so it must have it first.
     let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-i"])?;
     screen.wait_for("prompt> ");
@@ -206,7 +204,7 @@ fn interactive(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn job_control(rig: &mut Rig) -> Outcome {
+fn stop_and_continue_from_a_shell(rig: &mut Rig) -> Outcome {
     let mut screen = Screen::start(rig, &["sh", "-i"])?;
     screen.wait_for("prompt> ");
     screen.press(&format!("{BINARY} run a -- cat\n"));
@@ -236,7 +234,7 @@ fn job_control(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn stopped_while_kept(rig: &mut Rig) -> Outcome {
+fn stop_and_continue_during_hold_at_least(rig: &mut Rig) -> Outcome {
     let mut screen = Screen::start(rig, &["sh", "-i"])?;
     screen.wait_for("prompt> ");
     screen.press(&format!("{BINARY} run -v --hold-at-least 1h a -- true\n"));
@@ -254,7 +252,7 @@ fn stopped_while_kept(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn no_job_control(rig: &mut Rig) -> Outcome {
+fn session_leader_is_not_stopped(rig: &mut Rig) -> Outcome {
     // The shell is of the same group and would stop, too, and no process would continue it.
     let script = "\"$0\" run a -- sh -c 'echo ready; read line; echo got $line'; exit $?";
     let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
@@ -266,7 +264,7 @@ fn no_job_control(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn pipe(rig: &mut Rig) -> Outcome {
+fn reader_of_a_pipe_keeps_the_terminal(rig: &mut Rig) -> Outcome {
     let mut screen = Screen::start(rig, &["sh", "-i"])?;
     screen.wait_for("prompt> ");
     // The reader reads from the terminal, so the terminal must not be lent to the command.
@@ -281,7 +279,7 @@ fn pipe(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn background(rig: &mut Rig) -> Outcome {
+fn script_keeps_the_terminal_of_a_background_run(rig: &mut Rig) -> Outcome {
     let script = "\"$0\" run a -- sh -c 'touch ready; until [ -e done ]; do sleep 0.05; done; exit 3' &
 until [ -e ready ]; do sleep 0.05; done; echo ready; read line; echo got $line; touch done; wait $!";
     let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
@@ -292,7 +290,7 @@ until [ -e ready ]; do sleep 0.05; done; echo ready; read line; echo got $line; 
     Ok(())
 }
 
-fn out_of_reach(rig: &mut Rig) -> Outcome {
+fn command_that_cannot_get_the_terminal_is_reported(rig: &mut Rig) -> Outcome {
     // If the job's group is of another PID namespace, the terminal could not be given back to it.
     let mut start = rig.namespace(&[])?;
     start.extend([BINARY, "run", "a", "--", "cat"]);
@@ -301,7 +299,7 @@ fn out_of_reach(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn watch(rig: &mut Rig) -> Outcome {
+fn who_watch_redraws_the_terminal(rig: &mut Rig) -> Outcome {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let watch = ["who", "--watch", "--interval", "0.1"];
     let command = [&["env", "TERM=xterm", BINARY], &watch[..]].concat();
@@ -320,7 +318,7 @@ fn watch(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn substitution(rig: &mut Rig) -> Outcome {
+fn command_substitution_reads_the_terminal(rig: &mut Rig) -> Outcome {
     // An interactive shell ignores these signals within `$(…)`.
     let script = "trap '' TSTP TTIN TTOU; read=$(\"$0\" run a -- head -n 1); echo \"got $read\"";
     let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
@@ -330,7 +328,7 @@ fn substitution(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn unlock(rig: &mut Rig) -> Outcome {
+fn unlock_asks_at_the_terminal(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
     let unlock_a = [BINARY, "unlock", "--force", "a"];
     let mut screen = Screen::start(rig, &unlock_a)?;

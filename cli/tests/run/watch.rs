@@ -4,18 +4,18 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use lockkeeper_testkit::RedisServer;
+use lockkeeper_testkit::{RedisServer, cases};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::rig::{Case, Outcome, RedisCase, Rig, Running, code};
 
-pub(crate) const CASES: &[Case] = &[
-    ("who_watch_prints_what_has_changed", changes),
-    ("who_watch_prints_json_lines", json_lines),
-    ("who_watch_ends_with_its_reader", without_reader),
+pub(crate) const CASES: &[Case] = cases![
+    who_watch_prints_what_has_changed,
+    who_watch_prints_json_lines,
+    who_watch_ends_with_its_reader,
 ];
-pub(crate) const ON_REDIS: &[RedisCase] = &[("who_watch_survives_an_outage", outage)];
+pub(crate) const ON_REDIS: &[RedisCase] = cases![who_watch_survives_an_outage,];
 
 const NOTHING: &str = "No lock is held.";
 
@@ -42,7 +42,7 @@ fn last(rig: &Rig, name: &str) -> String {
     tables(rig, name).pop().unwrap_or_default()
 }
 
-fn changes(rig: &mut Rig) -> Outcome {
+fn who_watch_prints_what_has_changed(rig: &mut Rig) -> Outcome {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let all = watch(rig, "all", &[]);
     let one = watch(rig, "one", &["a"]);
@@ -71,7 +71,7 @@ fn changes(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn json_lines(rig: &mut Rig) -> Outcome {
+fn who_watch_prints_json_lines(rig: &mut Rig) -> Outcome {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let watch = watch(rig, "json", &["--json"]);
     let last = || {
@@ -95,7 +95,7 @@ fn json_lines(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn without_reader(rig: &mut Rig) -> Outcome {
+fn who_watch_ends_with_its_reader(rig: &mut Rig) -> Outcome {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let mut command = rig.lockkeeper(&["who", "--watch", "--interval", "0.1"]);
     let mut watch = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -108,7 +108,7 @@ fn without_reader(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn outage(rig: &Rig, server: &RedisServer) -> Outcome {
+fn who_watch_survives_an_outage(rig: &Rig, server: &RedisServer) -> Outcome {
     let first = watch(rig, "first", &[]);
     rig.until("nothing is held", || last(rig, "first") == NOTHING);
     server.kill();

@@ -11,6 +11,14 @@ use crate::{MySqlKind, PostgresKind, RedisKind};
 /// How many cases run at a time unless `--test-threads` says otherwise; most of a case is waiting.
 const THREADS: usize = 8;
 
+/// Lists cases by their functions, whose names they have.
+#[macro_export]
+macro_rules! cases {
+    ($($(#[$attribute:meta])* $case:ident),* $(,)?) => {
+        &[$($(#[$attribute])* (stringify!($case), $case)),*]
+    };
+}
+
 /// A case: its name, and what it does on a server of a kind.
 pub type Case<K> = (&'static str, fn(K));
 

@@ -6,13 +6,10 @@ use lockkeeper::transactions::{CommitIn as _, LockInTransaction as _};
 use lockkeeper::{LockKeeper, LockName};
 use lockkeeper_core::{Clock as _, HostInstant, Severity, SystemClock};
 use lockkeeper_testkit::suite::Case;
-use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer};
+use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, cases};
 use postgres::{Client, Error, NoTls};
 
-pub(crate) const CASES: [Case<PostgresKind>; 1] = [(
-    "objects_of_other_users_are_never_run",
-    objects_of_other_users_are_never_run,
-)];
+pub(crate) const CASES: &[Case<PostgresKind>] = cases![objects_of_other_users_are_never_run,];
 
 /// Each hostile object calls `trap`, which counts in a sequence: a rollback does not undo that.
 ///

@@ -3,7 +3,7 @@
 use libtest_mimic::Trial;
 use lockkeeper::transactions::{CommitError, CommitIn as _};
 use lockkeeper_testkit::suite::{self, Case};
-use lockkeeper_testkit::{MySqlKind, MySqlServer, Proxy, Shared};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, Proxy, Shared, cases};
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, Error, Opts, Pool, PooledConn};
 
@@ -48,28 +48,16 @@ pub(crate) fn trials() -> Vec<Trial> {
         let server = start(kind);
         case(&server.url(), &mut connect(&server.url()));
     });
-    trials.extend(suite::trials(CASES));
+    trials.extend(suite::trials(CASES.iter().copied()));
     trials
 }
 
-const CASES: [Case<MySqlKind>; 5] = [
-    (
-        "pooled_connection_proves_the_lock",
-        pooled_connection_proves_the_lock,
-    ),
-    (
-        "lock_on_another_server_is_renewed",
-        lock_on_another_server_is_renewed,
-    ),
-    ("deadlock_is_rolled_back", deadlock_is_rolled_back),
-    (
-        "commit_in_the_work_is_unknown_after_a_deadlock",
-        commit_in_the_work_is_unknown_after_a_deadlock,
-    ),
-    (
-        "commit_without_a_reply_is_unknown",
-        commit_without_a_reply_is_unknown,
-    ),
+const CASES: &[Case<MySqlKind>] = cases![
+    pooled_connection_proves_the_lock,
+    lock_on_another_server_is_renewed,
+    deadlock_is_rolled_back,
+    commit_in_the_work_is_unknown_after_a_deadlock,
+    commit_without_a_reply_is_unknown,
 ];
 
 fn pooled_connection_proves_the_lock(kind: MySqlKind) {

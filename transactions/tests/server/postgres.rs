@@ -3,7 +3,7 @@
 use libtest_mimic::Trial;
 use lockkeeper::transactions::{CommitError, CommitIn as _};
 use lockkeeper_testkit::suite::{self, Case};
-use lockkeeper_testkit::{PostgresKind, PostgresServer, Proxy, Shared};
+use lockkeeper_testkit::{PostgresKind, PostgresServer, Proxy, Shared, cases};
 use postgres::{Client, Error, NoTls};
 
 use crate::application::{Application, Proved, sell};
@@ -37,27 +37,15 @@ pub(crate) fn trials() -> Vec<Trial> {
         let server = start(kind);
         case(&server.url(), &mut connect(&server.url()));
     });
-    trials.extend(suite::trials(CASES));
+    trials.extend(suite::trials(CASES.iter().copied()));
     trials
 }
 
-const CASES: [Case<PostgresKind>; 4] = [
-    (
-        "lock_on_another_server_is_renewed",
-        lock_on_another_server_is_renewed,
-    ),
-    (
-        "commit_without_a_reply_is_unknown",
-        commit_without_a_reply_is_unknown,
-    ),
-    (
-        "refused_commit_is_rolled_back",
-        refused_commit_is_rolled_back,
-    ),
-    (
-        "swallowed_error_is_not_committed",
-        swallowed_error_is_not_committed,
-    ),
+const CASES: &[Case<PostgresKind>] = cases![
+    lock_on_another_server_is_renewed,
+    commit_without_a_reply_is_unknown,
+    refused_commit_is_rolled_back,
+    swallowed_error_is_not_committed,
 ];
 
 fn lock_on_another_server_is_renewed(kind: PostgresKind) {

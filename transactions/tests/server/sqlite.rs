@@ -45,23 +45,14 @@ pub(crate) fn trials() -> Vec<Trial> {
             Ok(())
         })
     };
-    let own: [Case<Connection>; 3] = [
-        (
-            "loss_while_another_name_is_proved_is_rolled_back",
-            loss_while_another_name_is_proved,
-        ),
-        (
-            "transaction_begins_as_a_writer",
-            transaction_begins_as_a_writer,
-        ),
-        (
-            "refused_commit_is_rolled_back",
-            refused_commit_is_rolled_back,
-        ),
+    let own: &[Case<Connection>] = lockkeeper_testkit::cases![
+        loss_while_another_name_is_proved_is_rolled_back,
+        transaction_begins_as_a_writer,
+        refused_commit_is_rolled_back,
     ];
     cases::all::<(), _>()
         .into_iter()
-        .chain(own)
+        .chain(own.iter().copied())
         .map(trial)
         .collect()
 }
@@ -100,7 +91,7 @@ impl Observer for TakesFirst {
     }
 }
 
-fn loss_while_another_name_is_proved(url: &str, data: &mut Connection) {
+fn loss_while_another_name_is_proved_is_rolled_back(url: &str, data: &mut Connection) {
     let observer = Arc::new(TakesFirst {
         operator: lockkeeper::open(url).unwrap(),
         is_taken: AtomicBool::new(false),

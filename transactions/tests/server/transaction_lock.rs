@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockkeeper::transactions::{LockInTransaction as _, TransactionLockError};
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, FencingToken, LockKeeper};
 use lockkeeper_testkit::suite::Case;
-use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, until};
+use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, cases, until};
 use postgres::{Client, Error, NoTls, Transaction};
 
 use crate::postgres::start;
@@ -18,35 +18,14 @@ const SHORT: Duration = Duration::from_millis(50);
 const LIMIT: &str = " OPERATOR(pg_catalog.<=) ";
 const WAITING: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
 
-pub(crate) const CASES: [Case<PostgresKind>; 7] = [
-    (
-        "transaction_lock_and_guard_exclude_each_other",
-        exclude_each_other,
-    ),
-    (
-        "busy_lock_leaves_the_transaction_as_it_was",
-        busy_lock_leaves_the_transaction_as_it_was,
-    ),
-    (
-        "transaction_waits_for_a_guard",
-        transaction_waits_for_a_guard,
-    ),
-    (
-        "lock_of_another_database_is_refused",
-        lock_of_another_database_is_refused,
-    ),
-    (
-        "transaction_is_busy_after_a_cancelled_wait",
-        transaction_is_busy_after_a_cancelled_wait,
-    ),
-    (
-        "nothing_is_granted_while_the_clock_is_behind",
-        nothing_is_granted_while_the_clock_is_behind,
-    ),
-    (
-        "keeper_learns_the_epochs_of_transactions",
-        keeper_learns_the_epochs_of_transactions,
-    ),
+pub(crate) const CASES: &[Case<PostgresKind>] = cases![
+    transaction_lock_and_guard_exclude_each_other,
+    busy_lock_leaves_the_transaction_as_it_was,
+    transaction_waits_for_a_guard,
+    lock_of_another_database_is_refused,
+    transaction_is_busy_after_a_cancelled_wait,
+    nothing_is_granted_while_the_clock_is_behind,
+    keeper_learns_the_epochs_of_transactions,
 ];
 
 fn open(url: &str) -> LockKeeper {
@@ -78,7 +57,7 @@ fn assert_refused(taken: Result<FencingToken, TransactionLockError<Error>>, kind
     );
 }
 
-fn exclude_each_other(kind: PostgresKind) {
+fn transaction_lock_and_guard_exclude_each_other(kind: PostgresKind) {
     let server = start(kind);
     let keeper = open(&server.url());
     let first = keeper.lock("seat:42").unwrap();

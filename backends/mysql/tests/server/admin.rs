@@ -6,25 +6,17 @@ use lockkeeper_core::{
     Clock as _, ErrorKind, HeldName, Holder, HostInstant, LockKeeper, LockName, Released, Severity,
     SystemClock, WaitOutcome,
 };
-use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
+use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, cases};
 use mysql::prelude::Queryable as _;
 
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "holder_process_is_shown_to_its_own_user",
-        holder_process_is_shown_to_its_own_user,
-    ),
-    (
-        "sql_in_lock_names_is_never_run",
-        sql_in_lock_names_is_never_run,
-    ),
-    (
-        "forced_release_spares_next_lease_of_same_holder",
-        forced_release_spares_next_lease_of_same_holder,
-    ),
-    ("restart_grace_is_recommended", restart_grace_is_recommended),
+pub(crate) const CASES: &[Case] = cases![
+    holder_process_is_shown_to_its_own_user,
+    sql_in_lock_names_is_never_run,
+    forced_release_spares_next_lease_of_same_holder,
+    doctor_finds_what_breaks_locks,
+    unlock_without_the_right_is_refused,
 ];
 
 pub(crate) fn soon() -> HostInstant {
@@ -142,15 +134,39 @@ fn forced_release_spares_next_lease_of_same_holder(kind: MySqlKind) {
     assert_eq!(next.release().unwrap(), Released::AlreadyLost);
 }
 
-fn restart_grace_is_recommended(kind: MySqlKind) {
-    let server = start(kind);
-    for (keys, severity) in [
-        ("", Severity::Warning),
-        ("restart_grace=30s", Severity::Fine),
+fn doctor_finds_what_breaks_locks(kind: MySqlKind) {
+    let server = start_own(kind);
+    for (setting, keys, topic, severity) in [
+        ("", "", "restart", Severity::Warning),
+        ("", "restart_grace=30s", "restart", Severity::Fine),
+        ("", "", "connections", Severity::Fine),
+        ("max_connections = 10", "", "connections", Severity::Warning),
+        ("read_only = 1", "", "topology", Severity::Warning),
     ] {
+        if !setting.is_empty() {
+            server.execute(&format!("SET GLOBAL {setting}")).unwrap();
+        }
         let keeper = open(&server, keys);
         let findings = keeper.admin().unwrap().examine(soon()).unwrap();
-        let found = findings.iter().find(|found| found.topic == "restart");
+        let found = findings.iter().find(|found| found.topic == topic);
         assert_eq!(found.unwrap().severity, severity, "{findings:?}");
     }
+}
+
+fn unlock_without_the_right_is_refused(kind: MySqlKind) {
+    let server = start_own(kind);
+    server
+        .execute("CREATE USER looker@'%' IDENTIFIED BY 'secret'")
+        .unwrap();
+    let _held = open(&server, "").lock("a").unwrap();
+    let socket = server.socket().display().to_string();
+    let looker = try_open(&with_timeouts(&format!(
+        "mysql:?socket={socket}&user=looker&password=secret"
+    )));
+    let (looker, name) = (looker.unwrap(), LockName::new("a").unwrap());
+    let admin = looker.admin().unwrap();
+    let shown = admin.held(Some(&name), soon()).unwrap().remove(0);
+    let error = admin.force_release(&shown, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
+    assert!(error.to_string().contains("CONNECTION"), "{error}");
 }

@@ -10,41 +10,20 @@ use lockkeeper_core::{
     StoreInfo as _, SystemClock,
 };
 use lockkeeper_mysql::MySqlProvider;
-use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
 use crate::store::{Case, WAIT_LIMIT, open, options, start};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "columns_are_evaluated_in_order",
-        columns_are_evaluated_in_order,
-    ),
-    (
-        "each_operation_has_its_answer",
-        each_operation_has_its_answer,
-    ),
-    ("long_batch_is_one_statement", long_batch_is_one_statement),
-    (
-        "batch_on_killed_session_tries_elsewhere",
-        batch_on_killed_session_tries_elsewhere,
-    ),
-    (
-        "name_is_granted_to_one_of_two_batches",
-        name_is_granted_to_one_of_two_batches,
-    ),
-    (
-        "batch_waits_for_no_connection",
-        batch_waits_for_no_connection,
-    ),
-    ("ttls_stay_apart", ttls_stay_apart),
-    (
-        "longer_ttl_of_a_renewal_is_set",
-        longer_ttl_of_a_renewal_is_set,
-    ),
-    (
-        "refused_statement_leaves_nothing",
-        refused_statement_leaves_nothing,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    columns_are_evaluated_in_order,
+    each_operation_has_its_answer,
+    long_batch_is_one_statement,
+    batch_on_killed_session_tries_elsewhere,
+    name_is_granted_to_one_of_two_batches,
+    batch_waits_for_no_connection,
+    ttls_stay_apart,
+    longer_ttl_of_a_renewal_is_set,
+    refused_statement_leaves_nothing,
 ];
 
 type Lease = <MySqlProvider as Backend>::Lease;

@@ -1,23 +1,14 @@
 //! The names of locks on the server, as the server and as operators see them.
 
 use lockkeeper_core::{Clock as _, SystemClock};
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_testkit::{MySqlKind, cases};
 
 use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "short_plain_names_are_unchanged",
-        short_plain_names_are_unchanged,
-    ),
-    (
-        "other_names_get_a_readable_part_and_a_hash",
-        other_names_get_a_readable_part_and_a_hash,
-    ),
-    (
-        "names_are_listed_whole_or_in_part",
-        names_are_listed_whole_or_in_part,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    short_plain_names_are_unchanged,
+    other_names_get_a_readable_part_and_a_hash,
+    names_are_listed_whole_or_in_part,
 ];
 
 /// The longest name that MySQL takes.

@@ -6,41 +6,23 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Config, Drivers, Error, ErrorKind, LockKeeper, Observer};
 use lockkeeper_mysql::MySqlDriver;
-use lockkeeper_testkit::{Certificates, MySqlKind, MySqlOptions, MySqlServer, until};
+use lockkeeper_testkit::{Certificates, MySqlKind, MySqlOptions, MySqlServer, cases, until};
 
 use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "settings_are_checked_before_connecting",
-        settings_are_checked_before_connecting,
-    ),
-    ("numbers_have_bounds", numbers_have_bounds),
-    (
-        "options_of_the_application_come_back",
-        options_of_the_application_come_back,
-    ),
-    ("missing_rights", missing_rights),
-    ("opening_without_server", opening_without_server),
-    ("stopped_server", stopped_server),
-    ("tls", tls),
-    (
-        "password_is_given_to_a_known_server_only",
-        password_is_given_to_a_known_server_only,
-    ),
-    (
-        "server_without_free_connections",
-        server_without_free_connections,
-    ),
-    (
-        "read_only_server_gives_warning",
-        read_only_server_gives_warning,
-    ),
-    ("unix_socket", unix_socket),
-    (
-        "tokens_grow_over_quick_restarts",
-        tokens_grow_over_quick_restarts,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    settings_are_checked_before_connecting,
+    numbers_have_bounds,
+    options_of_the_application_come_back,
+    missing_rights,
+    opening_without_server,
+    stopped_server,
+    tls,
+    password_is_given_to_a_known_server_only,
+    server_without_free_connections,
+    read_only_server_gives_warning,
+    unix_socket,
+    tokens_grow_over_quick_restarts,
 ];
 
 #[track_caller]

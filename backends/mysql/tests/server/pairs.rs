@@ -8,25 +8,16 @@ use std::{slice, thread};
 use lockkeeper_core::{
     AcquireOptions, CancelToken, Error, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released,
 };
-use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
 use crate::store::{Case, open, start};
 
-pub(crate) const CASES: &[Case] = &[
-    ("pairs_in_one_process", pairs_in_one_process),
-    ("pairs_in_several_processes", pairs_in_several_processes),
-    (
-        "names_requested_at_once_share_connections",
-        names_requested_at_once_share_connections,
-    ),
-    (
-        "waits_leave_a_connection_for_free_names",
-        waits_leave_a_connection_for_free_names,
-    ),
-    (
-        "holders_wait_without_a_connection",
-        holders_wait_without_a_connection,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    pairs_in_one_process,
+    pairs_in_several_processes,
+    names_requested_at_once_share_connections,
+    waits_leave_a_connection_for_free_names,
+    holders_wait_without_a_connection,
 ];
 
 /// Time for a reply on a busy machine.

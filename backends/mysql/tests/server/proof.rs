@@ -6,25 +6,19 @@ use std::time::Duration;
 use lockkeeper_core::{
     AcquireOptions, CommitProof, ErrorKind, LeasePolicy, LockGuard, LockName, ProofValue,
 };
-use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts, Row, TxOpts, Value};
 
 use crate::admin::soon;
 use crate::store::{Case, open, start, start_own};
 
-pub(crate) const CASES: &[Case] = &[
-    ("late_commit_is_refused", late_commit_is_refused),
-    ("proof_is_for_one_lease_only", proof_is_for_one_lease_only),
-    ("proof_fits_one_server_only", proof_fits_one_server_only),
-    (
-        "proofs_outlast_the_counter_of_epochs",
-        proofs_outlast_the_counter_of_epochs,
-    ),
-    (
-        "proof_outlasts_a_connection_after_a_step_of_the_counter",
-        proof_outlasts_a_connection_after_a_step_of_the_counter,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    late_commit_is_refused,
+    proof_is_for_one_lease_only,
+    proof_fits_one_server_only,
+    proofs_outlast_the_counter_of_epochs,
+    proof_outlasts_a_connection_after_a_step_of_the_counter,
 ];
 
 fn application(server: &MySqlServer) -> Conn {

@@ -5,27 +5,15 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockGuard};
-use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
 use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "refused_release_leaves_no_name_behind",
-        refused_release_leaves_no_name_behind,
-    ),
-    (
-        "refused_release_is_repeated_on_shared_session",
-        refused_release_is_repeated_on_shared_session,
-    ),
-    (
-        "lost_guards_keep_no_connection",
-        lost_guards_keep_no_connection,
-    ),
-    (
-        "late_cancel_spares_next_call_on_connection",
-        late_cancel_spares_next_call_on_connection,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    refused_release_leaves_no_name_behind,
+    refused_release_is_repeated_on_shared_session,
+    lost_guards_keep_no_connection,
+    late_cancel_spares_next_call_on_connection,
 ];
 
 /// Limits prepared statements. A connection prepares the statement of a release for its first release;

@@ -9,52 +9,22 @@ use lockkeeper_core::{
     WaitOutcome,
 };
 use lockkeeper_mysql::{MySqlOptions, MySqlProvider};
-use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
 use crate::store::{Case, WAIT_LIMIT, open, options, start};
 
-pub(crate) const CASES: &[Case] = &[
-    ("lock_costs_two_statements", lock_costs_two_statements),
-    (
-        "thousand_names_on_few_connections",
-        thousand_names_on_few_connections,
-    ),
-    (
-        "exhausted_pool_has_its_own_error",
-        exhausted_pool_has_its_own_error,
-    ),
-    (
-        "waiting_threads_share_one_connection",
-        waiting_threads_share_one_connection,
-    ),
-    (
-        "closed_connection_is_replaced",
-        closed_connection_is_replaced,
-    ),
-    (
-        "lease_expires_on_session_in_use",
-        lease_expires_on_session_in_use,
-    ),
-    (
-        "name_is_not_locked_twice_on_one_session",
-        name_is_not_locked_twice_on_one_session,
-    ),
-    (
-        "stalled_server_costs_no_lease",
-        stalled_server_costs_no_lease,
-    ),
-    (
-        "other_ttls_use_other_sessions",
-        other_ttls_use_other_sessions,
-    ),
-    (
-        "cancelled_wait_leaves_nothing",
-        cancelled_wait_leaves_nothing,
-    ),
-    (
-        "applications_pool_is_not_used",
-        applications_pool_is_not_used,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    lock_costs_two_statements,
+    thousand_names_on_few_connections,
+    exhausted_pool_has_its_own_error,
+    waiting_threads_share_one_connection,
+    closed_connection_is_replaced,
+    lease_expires_on_session_in_use,
+    name_is_not_locked_twice_on_one_session,
+    stalled_server_costs_no_lease,
+    other_ttls_use_other_sessions,
+    cancelled_wait_leaves_nothing,
+    applications_pool_is_not_used,
 ];
 
 fn connections(server: &MySqlServer) -> usize {

@@ -9,45 +9,24 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{AcquireOptions, CancelToken, Error, ErrorKind, LeasePolicy, LockKeeper};
 use lockkeeper_mysql::{Conn, MySqlOptions, MySqlProvider};
-use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 use mysql::prelude::Queryable;
 use mysql::{Opts, OptsBuilder};
 use r2d2::{ManageConnection, Pool, PooledConnection};
 
 use crate::store::{Case, REPLY_LIMIT, WAIT_LIMIT, open, start, start_own};
 
-pub(crate) const CASES: &[Case] = &[
-    ("made_connections_hold_locks", made_connections_hold_locks),
-    (
-        "lent_sessions_come_back_as_they_were",
-        lent_sessions_come_back_as_they_were,
-    ),
-    (
-        "session_with_lock_is_not_given_back",
-        session_with_lock_is_not_given_back,
-    ),
-    (
-        "session_in_doubt_is_closed_and_replaced",
-        session_in_doubt_is_closed_and_replaced,
-    ),
-    (
-        "session_that_was_shown_is_closed",
-        session_that_was_shown_is_closed,
-    ),
-    (
-        "pool_that_resets_sessions_serves",
-        pool_that_resets_sessions_serves,
-    ),
-    ("unfit_sessions_are_refused", unfit_sessions_are_refused),
-    ("second_server_is_refused", second_server_is_refused),
-    (
-        "function_without_connection_is_outage",
-        function_without_connection_is_outage,
-    ),
-    (
-        "login_beside_function_is_refused",
-        login_beside_function_is_refused,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    made_connections_hold_locks,
+    lent_sessions_come_back_as_they_were,
+    session_with_lock_is_not_given_back,
+    session_in_doubt_is_closed_and_replaced,
+    session_that_was_shown_is_closed,
+    pool_that_resets_sessions_serves,
+    unfit_sessions_are_refused,
+    second_server_is_refused,
+    function_without_connection_is_outage,
+    login_beside_function_is_refused,
 ];
 
 /// Makes the sessions of an application's pool.

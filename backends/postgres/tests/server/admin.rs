@@ -5,37 +5,19 @@ use std::thread;
 use lockkeeper_core::{
     ErrorKind, Finding, HeldName, LockKeeper, LockName, Mode, Released, Severity,
 };
-use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, until};
+use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, cases, until};
 
 use crate::store::{Case, open, soon, start, start_own, try_open};
 
-pub(crate) const CASES: &[Case] = &[
-    ("holder_and_mode_are_shown", holder_and_mode_are_shown),
-    (
-        "thousands_of_locks_of_one_session_are_listed",
-        thousands_of_locks_of_one_session_are_listed,
-    ),
-    (
-        "locks_of_other_programs_are_not_shown",
-        locks_of_other_programs_are_not_shown,
-    ),
-    (
-        "names_that_are_not_shown_are_hashes",
-        names_that_are_not_shown_are_hashes,
-    ),
-    (
-        "another_user_needs_rights_for_names_and_sessions",
-        another_user_needs_rights_for_names_and_sessions,
-    ),
-    (
-        "forced_release_ends_only_the_hold_that_was_shown",
-        forced_release_ends_only_the_hold_that_was_shown,
-    ),
-    ("nothing_of_a_mark_is_run", nothing_of_a_mark_is_run),
-    (
-        "doctor_finds_what_breaks_locks",
-        doctor_finds_what_breaks_locks,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    holder_and_mode_are_shown,
+    thousands_of_locks_of_one_session_are_listed,
+    locks_of_other_programs_are_not_shown,
+    names_that_are_not_shown_are_hashes,
+    another_user_needs_rights_for_names_and_sessions,
+    forced_release_ends_only_the_hold_that_was_shown,
+    nothing_of_a_mark_is_run,
+    doctor_finds_what_breaks_locks,
 ];
 
 fn listed(keeper: &LockKeeper) -> Vec<HeldName> {

@@ -4,19 +4,13 @@ use lockkeeper_core::{
     AcquireRequest, AttemptRequest, Backend, HostInstant, LockName, Mode, Operation,
     ReleaseRequest, Released, RenewRequest, Renewal, StoreInfo, SystemClock,
 };
-use lockkeeper_testkit::PostgresKind;
+use lockkeeper_testkit::{PostgresKind, cases};
 
 use crate::store::{Case, TTL, attempt, granted, locks, provider, release, start};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "session_with_a_shared_lock_is_no_way_to_an_exclusive_one",
-        session_with_a_shared_lock_is_no_way_to_an_exclusive_one,
-    ),
-    (
-        "locks_of_both_modes_travel_in_one_statement",
-        locks_of_both_modes_travel_in_one_statement,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    session_with_a_shared_lock_is_no_way_to_an_exclusive_one,
+    locks_of_both_modes_travel_in_one_statement,
 ];
 
 /// PostgreSQL grants a session an exclusive lock beside its own shared one.

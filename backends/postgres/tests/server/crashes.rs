@@ -1,20 +1,14 @@
 //! A server that is killed, or that ends all sessions since one of them has crashed.
 
 use lockkeeper_core::ErrorKind;
-use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, until};
+use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, cases, until};
 
 use crate::opening::says_why;
 use crate::store::{Case, open, start_own};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "tokens_grow_over_restarts_and_crashes",
-        tokens_grow_over_restarts_and_crashes,
-    ),
-    (
-        "restart_grace_counts_from_a_crash",
-        restart_grace_counts_from_a_crash,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    tokens_grow_over_restarts_and_crashes,
+    restart_grace_counts_from_a_crash,
 ];
 
 fn tokens_grow_over_restarts_and_crashes(kind: PostgresKind) {

@@ -7,53 +7,29 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind, Severity};
 use lockkeeper_testkit::{
-    Certificates, Fault, PostgresKind, PostgresOptions, PostgresServer, Proxy, until,
+    Certificates, Fault, PostgresKind, PostgresOptions, PostgresServer, Proxy, cases, until,
 };
 
 use crate::admin::found;
 use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "settings_are_checked_before_connecting",
-        settings_are_checked_before_connecting,
-    ),
-    ("ways_to_log_in", ways_to_log_in),
-    ("missing_rights", missing_rights),
-    ("opening_without_server", opening_without_server),
-    ("stopped_server", stopped_server),
-    (
-        "replies_in_drops_end_by_their_deadline",
-        replies_in_drops_end_by_their_deadline,
-    ),
-    ("tls", tls),
-    ("client_certificates", client_certificates),
-    (
-        "server_without_free_connections",
-        server_without_free_connections,
-    ),
-    (
-        "connection_without_a_reply_is_not_kept",
-        connection_without_a_reply_is_not_kept,
-    ),
-    (
-        "functions_of_other_users_do_not_count",
-        functions_of_other_users_do_not_count,
-    ),
-    (
-        "locations_of_databases_differ",
-        locations_of_databases_differ,
-    ),
-    ("replica_is_refused", replica_is_refused),
-    (
-        "server_without_advisory_locks_is_refused",
-        server_without_advisory_locks_is_refused,
-    ),
-    ("unix_socket", unix_socket),
-    (
-        "limits_for_applications_do_not_count",
-        limits_for_applications_do_not_count,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    settings_are_checked_before_connecting,
+    ways_to_log_in,
+    missing_rights,
+    opening_without_server,
+    stopped_server,
+    replies_in_drops_end_by_their_deadline,
+    tls,
+    client_certificates,
+    server_without_free_connections,
+    connection_without_a_reply_is_not_kept,
+    functions_of_other_users_do_not_count,
+    locations_of_databases_differ,
+    replica_is_refused,
+    server_without_advisory_locks_is_refused,
+    unix_socket,
+    limits_for_applications_do_not_count,
 ];
 
 #[track_caller]

@@ -2,23 +2,14 @@
 
 use lockkeeper_core::{CommitProof, ProofValue, Released};
 use lockkeeper_postgres::{PlainClient, PostgresOptions};
-use lockkeeper_testkit::{PostgresKind, PostgresServer};
+use lockkeeper_testkit::{PostgresKind, PostgresServer, cases};
 
 use crate::store::{Case, WAIT_LIMIT, holder, open, start, start_own};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "proof_holds_until_the_end_of_the_lease",
-        proof_holds_until_the_end_of_the_lease,
-    ),
-    (
-        "proof_is_for_one_lease_on_one_server",
-        proof_is_for_one_lease_on_one_server,
-    ),
-    (
-        "proof_fits_other_users_and_databases",
-        proof_fits_other_users_and_databases,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    proof_holds_until_the_end_of_the_lease,
+    proof_is_for_one_lease_on_one_server,
+    proof_fits_other_users_and_databases,
 ];
 
 /// Returns what the proof says, whose two forms must agree.

@@ -4,32 +4,17 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy, WaitOutcome};
-use lockkeeper_testkit::{PostgresKind, until};
+use lockkeeper_testkit::{PostgresKind, cases, until};
 
 use crate::store::{Case, WAIT_LIMIT, holder, open, start, with_timeouts};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "killed_session_is_lost_at_once",
-        killed_session_is_lost_at_once,
-    ),
-    (
-        "silent_holder_is_ended_by_the_server",
-        silent_holder_is_ended_by_the_server,
-    ),
-    (
-        "cancelled_wait_leaves_the_servers_queue",
-        cancelled_wait_leaves_the_servers_queue,
-    ),
-    (
-        "wait_takes_one_statement_beside_its_attempt",
-        wait_takes_one_statement_beside_its_attempt,
-    ),
-    ("stopped_server_is_unanswered", stopped_server_is_unanswered),
-    (
-        "databases_have_locks_of_their_own",
-        databases_have_locks_of_their_own,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    killed_session_is_lost_at_once,
+    silent_holder_is_ended_by_the_server,
+    cancelled_wait_leaves_the_servers_queue,
+    wait_takes_one_statement_beside_its_attempt,
+    stopped_server_is_unanswered,
+    databases_have_locks_of_their_own,
 ];
 
 const WAITING: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";

@@ -4,23 +4,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{AcquireOptions, CancelToken, Error, ErrorKind, LockGuard, LockKeeper};
-use lockkeeper_testkit::{PostgresKind, PostgresServer, until};
+use lockkeeper_testkit::{PostgresKind, PostgresServer, cases, until};
 
 use crate::store::{Case, open, start_own};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "wait_in_a_stopped_server_ends_by_its_deadline",
-        wait_in_a_stopped_server_ends_by_its_deadline,
-    ),
-    (
-        "attempt_at_a_stopped_server_ends_by_its_deadline",
-        attempt_at_a_stopped_server_ends_by_its_deadline,
-    ),
-    (
-        "cancel_ends_a_call_on_a_stopped_server",
-        cancel_ends_a_call_on_a_stopped_server,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    wait_in_a_stopped_server_ends_by_its_deadline,
+    attempt_at_a_stopped_server_ends_by_its_deadline,
+    cancel_ends_a_call_on_a_stopped_server,
 ];
 
 /// What an end may be late by. On a busy machine it may be more once, and not with each try.

@@ -9,27 +9,18 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, LockKeeper};
 use lockkeeper_postgres::{PostgresOptions, PostgresProvider, Transport};
-use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer, until};
+use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer, cases, until};
 
 use crate::store::{Case, REPLY_LIMIT, open, start, start_own};
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "streams_of_the_application_hold_locks",
-        streams_of_the_application_hold_locks,
-    ),
-    ("stopped_server_ends_no_call", stopped_server_ends_no_call),
-    (
-        "pooler_behind_tunnel_is_found",
-        pooler_behind_tunnel_is_found,
-    ),
-    ("one_stream_twice_is_refused", one_stream_twice_is_refused),
-    ("second_server_is_refused", second_server_is_refused),
-    ("unfit_streams_are_refused", unfit_streams_are_refused),
-    (
-        "waits_that_end_leave_no_statements",
-        waits_that_end_leave_no_statements,
-    ),
+pub(crate) const CASES: &[Case] = cases![
+    streams_of_the_application_hold_locks,
+    stopped_server_ends_no_call,
+    pooler_behind_tunnel_is_found,
+    one_stream_twice_is_refused,
+    second_server_is_refused,
+    unfit_streams_are_refused,
+    waits_that_end_leave_no_statements,
 ];
 
 /// The address names nothing: only the application's function connects.
