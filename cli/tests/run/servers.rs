@@ -1,10 +1,9 @@
 //! All verbs of the command on each kind of server. What differs between the stores beyond that is in the suites of the
 //! library.
 
-use libtest_mimic::Trial;
+use libtest_mimic::{Completion, Trial};
 use lockkeeper_testkit::{
-    EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
-    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer, suite,
+    EtcdKind, MySqlKind, MySqlServer, PostgresKind, RedisKind, Shared, StoreKind, TestServer as _,
 };
 use serde_json::Value;
 
@@ -15,45 +14,29 @@ use crate::rig::{Rig, code, stderr_of};
 
 /// One Redis and one PostgreSQL: the conformance suite covers how the others differ.
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = vec![
-        suite::trial(RedisKind::Redis7, ("all_verbs_work", on_redis)),
-        suite::trial(PostgresKind::Postgres15, ("all_verbs_work", on_postgres)),
-    ];
-    trials.extend(suite::trials([(
-        "all_verbs_work",
-        on_mysql as fn(MySqlKind),
-    )]));
-    trials.extend(suite::trials([("all_verbs_work", on_etcd as fn(EtcdKind))]));
-    trials
-}
-
-fn on_redis(kind: RedisKind) {
-    all_verbs(
-        &RedisServer::start(kind, &RedisOptions::new())
-            .unwrap()
-            .url(),
-    );
-}
-
-fn on_postgres(kind: PostgresKind) {
-    let server = PostgresServer::start(kind, &PostgresOptions::new()).unwrap();
-    all_verbs(&server.url());
-}
-
-fn on_mysql(kind: MySqlKind) {
-    let server = MySqlServer::start(kind, &MySqlOptions::new().show_locks()).unwrap();
-    if kind == MySqlKind::MySql9 {
-        // The right that `who` needs to list all holders.
-        let user = MySqlServer::USER;
-        let grant = format!("GRANT SELECT ON performance_schema.* TO '{user}'@'%'");
-        server.execute(&grant).unwrap();
-    }
-    // The command logs in anew each time.
-    all_verbs(&format!("{}?{}", server.url(), server.key_setting()));
-}
-
-fn on_etcd(kind: EtcdKind) {
-    all_verbs(&EtcdServer::start(kind, &EtcdOptions::new()).unwrap().url());
+    let [redis, postgres] = [RedisKind::Redis7.into(), PostgresKind::Postgres15.into()];
+    let kinds = [redis, postgres].into_iter();
+    let kinds = kinds.chain(MySqlKind::ALL.map(StoreKind::MySql));
+    let kinds = kinds.chain(EtcdKind::ALL.map(StoreKind::Etcd));
+    let trial = |kind: StoreKind| {
+        Trial::ignorable_test(format!("{kind}::all_verbs_work"), move || {
+            if let Some(why) = kind.ignored() {
+                return Ok(Completion::ignored_with(why));
+            }
+            if kind == StoreKind::MySql(MySqlKind::MySql9) {
+                let server = Shared::<MySqlServer>::take(kind)?;
+                // The right that `who` needs to list all holders.
+                let user = MySqlServer::USER;
+                let grant = format!("GRANT SELECT ON performance_schema.* TO '{user}'@'%'");
+                server.execute(&grant)?;
+                all_verbs(&server.url_at(&server.addr().to_string(), false));
+            } else {
+                all_verbs(&kind.start()?.url());
+            }
+            Ok(Completion::Completed)
+        })
+    };
+    kinds.map(trial).collect()
 }
 
 fn all_verbs(url: &str) {
