@@ -207,7 +207,7 @@ impl Peer {
         let keeper = keeper(&self.provider, self.lease, None);
         let modes: Vec<_> = modes.iter().map(|text| mode(text)).collect();
         let count = (number(threads), number(rounds));
-        match history::hold_by_threads(&[&keeper], name, &modes, count, Path::new(path)) {
+        match history::hold_by_threads(&[keeper], name, &modes, count, Path::new(path)) {
             Ok(()) => "ended".to_owned(),
             Err(text) => text,
         }

@@ -31,7 +31,7 @@ struct Hold {
 /// Has each of `threads` threads per keeper hold `name` `rounds` times, with the modes in turn, and
 /// appends the holds to the history at `path`.
 pub(crate) fn hold_by_threads(
-    keepers: &[&LockKeeper],
+    keepers: &[LockKeeper],
     name: &str,
     modes: &[Mode],
     (threads, rounds): (usize, usize),

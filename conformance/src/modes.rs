@@ -1,4 +1,4 @@
-//! What the cases of shared locks and permits have in common.
+//! What the cases of several modes have in common.
 
 use std::panic::resume_unwind;
 use std::thread;
@@ -8,9 +8,8 @@ use lockkeeper_core::{
     AcquireOptions, Capability, ErrorKind, LockGuard, LockKeeper, Mode, Permit, Semaphore,
 };
 
-use crate::history::{History, hold_by_threads};
 use crate::mode_text;
-use crate::rig::{Outcome, Rig, Skip, build};
+use crate::rig::{Outcome, Rig, Skip};
 
 /// A mode, and another one that waits while a name is held in it.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +19,8 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    const ALL: [Pair; 3] = [
+    const ALL: [Pair; 4] = [
+        Pair::new(Mode::Exclusive, Mode::Exclusive),
         Pair::new(Mode::Shared, Mode::Exclusive),
         Pair::new(Mode::Exclusive, Mode::Shared),
         Pair::new(Mode::Permit { limit: 1 }, Mode::Permit { limit: 1 }),
@@ -66,106 +66,34 @@ impl Rig<'_> {
         Err(Skip(format!("the store does not declare {capability}")))
     }
 
-    /// Returns every [`Pair`] of modes that the store has. Skips the case if there is none.
-    pub(crate) fn pairs(&self) -> Result<Vec<Pair>, Skip> {
+    /// Returns every [`Pair`] of modes that the store has.
+    pub(crate) fn pairs(&self) -> Vec<Pair> {
         let has_pair = |pair: &Pair| self.has_mode(pair.held) && self.has_mode(pair.rival);
-        let pairs: Vec<_> = Pair::ALL.into_iter().filter(has_pair).collect();
-        if pairs.is_empty() {
-            self.needs_mode(Mode::Shared)?;
-        }
-        Ok(pairs)
+        Pair::ALL.into_iter().filter(has_pair).collect()
     }
 
-    /// Runs `check` with every pair of modes that the store has, all at the same time.
+    /// Runs `check` with every pair of modes that the store has, all at the same time. Then nothing may be left.
     pub(crate) fn each_pair(&self, check: impl Fn(Pair) -> Outcome + Sync) -> Outcome {
-        let pairs = self.pairs()?;
+        self.all_at_once(self.pairs(), check)?;
+        self.nothing_left();
+        Ok(())
+    }
+
+    /// Runs `check` with each item, all at the same time.
+    pub(crate) fn all_at_once<T: Send>(
+        &self,
+        items: Vec<T>,
+        check: impl Fn(T) -> Outcome + Sync,
+    ) -> Outcome {
         thread::scope(|scope| {
             let check = &check;
-            let pairs = pairs
-                .into_iter()
-                .map(|pair| scope.spawn(move || check(pair)));
-            let checks: Vec<_> = pairs.collect();
+            let items = items.into_iter();
+            let checks: Vec<_> = items.map(|item| scope.spawn(move || check(item))).collect();
             checks.into_iter().try_for_each(|check| {
                 // The text of the first panic is the case's.
                 check.join().unwrap_or_else(|panic| resume_unwind(panic))
             })
         })
-    }
-
-    /// Has 25 threads of each of 4 processes hold a name once, with these modes in turn, and checks the
-    /// history.
-    pub(crate) fn four_processes(&self, name: &str, modes: &[Mode]) -> Outcome {
-        const THREADS: usize = 25;
-        let history = History::new();
-        let mut processes = Vec::new();
-        for _ in 0..4 {
-            processes.push(self.process(self.renewed(60_000))?);
-        }
-        for process in &mut processes {
-            process.hold(name, modes, (THREADS, 1), &history);
-        }
-        for process in &processes {
-            process.expect("ended");
-        }
-        history.check(4 * THREADS, None);
-        self.nothing_left();
-        Ok(())
-    }
-
-    /// As [`four_processes`](Self::four_processes), and one of them is killed and another one stopped for a
-    /// while in the middle of it.
-    pub(crate) fn four_processes_with_faults(&self, name: &str, modes: &[Mode]) -> Outcome {
-        const THREADS: usize = 25;
-        const ROUNDS: usize = 3;
-        const STOP: Duration = Duration::from_millis(50);
-        let history = History::new();
-        let mut killed = self.process(self.renewed(1_000))?;
-        let mut others = Vec::new();
-        for _ in 0..3 {
-            others.push(self.process(self.renewed(60_000))?);
-        }
-        for process in others.iter_mut().chain([&mut killed]) {
-            process.hold(name, modes, (THREADS, ROUNDS), &history);
-        }
-        self.until("the processes hold the name", || history.events() > THREADS);
-        #[cfg(unix)]
-        others[0].stop();
-        killed.kill();
-        thread::park_timeout(STOP);
-        #[cfg(unix)]
-        others[0].resume();
-        for process in &others {
-            process.expect("ended");
-        }
-        history.check(others.len() * THREADS * ROUNDS, Some(killed.pid()));
-        // A store may keep an expired lease until the name is acquired again.
-        let keeper = self.keeper();
-        let all = match modes[0] {
-            Mode::Permit { limit } => vec![modes[0]; limit as usize],
-            _ => vec![Mode::Exclusive],
-        };
-        let all = all.into_iter().map(|mode| take_in(&keeper, name, mode));
-        drop(all.collect::<Vec<_>>());
-        self.nothing_left();
-        Ok(())
-    }
-
-    /// Has threads of one keeper hold a name, with these modes in turn, and checks the history.
-    pub(crate) fn hold_by_one_keeper(&self, modes: &[Mode]) {
-        let (builder, tap) = self.tapped();
-        self.hold_by_keepers(&[&build(builder)], modes);
-        assert_eq!(tap.overlaps(), 0, "one thread at a time sends requests");
-    }
-
-    /// Has threads of several keepers hold a name, with these modes in turn, and checks the history.
-    pub(crate) fn hold_by_keepers(&self, keepers: &[&LockKeeper], modes: &[Mode]) {
-        const THREADS: usize = 20;
-        const ROUNDS: usize = 3;
-        let history = History::new();
-        let held = hold_by_threads(keepers, "a", modes, (THREADS, ROUNDS), history.path());
-        assert_eq!(held, Ok(()));
-        history.check(keepers.len() * THREADS * ROUNDS, None);
-        self.nothing_left();
     }
 }
 

@@ -1,7 +1,6 @@
 //! The admin interface of a store: listing holders, forced release, and findings. The contract does
 //! not require an [`Admin`]; stores without one are ignored here.
 
-use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +9,7 @@ use lockkeeper_core::{
     Severity, SystemClock, WaitOutcome,
 };
 
-use crate::rig::{NAMESPACE, Outcome, Rig, Skip, build, take, take_with};
+use crate::rig::{NAMESPACE, Outcome, Rig, Skip, build, take};
 
 pub(super) fn needs_admin(rig: &Rig<'_>) -> Outcome {
     if rig.provider().admin().is_some() {
@@ -193,48 +192,6 @@ pub(super) fn forced_release_loses_the_guard(rig: &Rig<'_>) -> Outcome {
         !force(&seen).expect("the store replies"),
         "the name is not held"
     );
-    rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn forced_release_wakes_one_waiter(rig: &Rig<'_>) -> Outcome {
-    needs_admin(rig)?;
-    let asker = rig.keeper();
-    let guard = take_with(&rig.keeper(), "a", rig.fixed(60_000));
-    let waiters: Vec<_> = (0..2).map(|_| rig.recorded_keeper()).collect();
-    let (sender, granted) = channel();
-    thread::scope(|scope| {
-        for (keeper, recorder) in &waiters {
-            let sender = sender.clone();
-            scope.spawn(move || {
-                let guard = take(keeper, "a");
-                let (done, finished) = channel::<()>();
-                sender
-                    .send((guard.token(), done))
-                    .expect("the receiver is open");
-                let _ = finished.recv();
-            });
-            recorder.wait_for(crate::recorder::Event::Contended, 1);
-        }
-        let seen = find(rig, &asker, "a").expect("the name is held");
-        let forced = admin(&asker).force_release(&seen, deadline(rig));
-        assert!(forced.expect("the store replies"));
-        let (first, done) = granted
-            .recv_timeout(rig.timeout())
-            .expect("one waiter is woken");
-        assert!(first > guard.token());
-        assert!(
-            granted.try_recv().is_err(),
-            "two waiters were granted the name"
-        );
-        drop(done);
-        let (second, done) = granted
-            .recv_timeout(rig.timeout())
-            .expect("the other waiter is next");
-        assert!(second > first);
-        drop(done);
-    });
-    drop(guard);
     rig.nothing_left();
     Ok(())
 }

@@ -1,74 +1,140 @@
-//! Rule 1: at most one guard of a name reports that it is held.
+//! Rules 1 and 17: a name has one exclusive holder, or readers, or as many permits as its limit allows.
 
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
-use lockkeeper_core::{LockGuard, LockKeeper, Mode};
+use lockkeeper_core::{LockKeeper, Mode};
 
-use crate::rig::{Outcome, Rig, SIBLING_ROUNDS, build, take};
+use crate::history::{History, hold_by_threads};
+use crate::modes::take_in;
+use crate::rig::{Outcome, Rig, SIBLING_ROUNDS, build};
 
-/// A counter whose increments are lost unless one thread at a time adds to it.
-#[derive(Default)]
-struct UnguardedCounter {
-    count: AtomicU64,
-    last: AtomicU64,
+/// Threads that hold a name, with these modes in turn.
+struct Crowd {
+    name: &'static str,
+    modes: &'static [Mode],
 }
 
-impl UnguardedCounter {
-    fn add_one(&self, guard: &LockGuard) {
-        let count = self.count.load(Ordering::SeqCst);
-        let last = self.last.swap(guard.token().get(), Ordering::SeqCst);
-        assert!(
-            guard.token().get() > last,
-            "the token {} comes after {last}",
-            guard.token()
-        );
-        thread::yield_now();
-        self.count.store(count + 1, Ordering::SeqCst);
-    }
+const CROWDS: [Crowd; 3] = [
+    Crowd {
+        name: "lock",
+        modes: &[Mode::Exclusive],
+    },
+    Crowd {
+        name: "mostly readers",
+        modes: &[
+            Mode::Shared,
+            Mode::Shared,
+            Mode::Exclusive,
+            Mode::Shared,
+            Mode::Shared,
+        ],
+    },
+    Crowd {
+        name: "permits",
+        modes: &[Mode::Permit { limit: 5 }],
+    },
+];
+
+/// Returns the crowds whose modes the store has.
+fn crowds(rig: &Rig<'_>) -> Vec<&'static Crowd> {
+    let has_modes = |crowd: &&Crowd| crowd.modes.iter().all(|mode| rig.has_mode(*mode));
+    CROWDS.iter().filter(has_modes).collect()
 }
 
-/// Adds to one counter from `threads` threads of each keeper, `rounds` times each.
-fn increment(keepers: &[LockKeeper], threads: u64, rounds: u64) {
-    let counter = UnguardedCounter::default();
-    thread::scope(|scope| {
-        for keeper in keepers {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    for _ in 0..rounds {
-                        counter.add_one(&take(keeper, "number"));
-                    }
-                });
-            }
-        }
-    });
-    let expected = threads * rounds * keepers.len() as u64;
-    assert_eq!(counter.count.load(Ordering::SeqCst), expected);
-}
-
-pub(super) fn hundred_threads_of_one_keeper(rig: &Rig<'_>) -> Outcome {
-    increment(&[rig.keeper()], 100, 10);
+/// Has all crowds hold their names at the same time, by threads of each keeper, and checks the histories.
+fn hold_by_keepers(rig: &Rig<'_>, keepers: &[LockKeeper]) -> Outcome {
+    const THREADS: usize = 20;
+    const ROUNDS: usize = 3;
+    rig.all_at_once(crowds(rig), |crowd| {
+        let history = History::new();
+        let count = (THREADS, ROUNDS);
+        let held = hold_by_threads(keepers, crowd.name, crowd.modes, count, history.path());
+        assert_eq!(held, Ok(()));
+        history.check(keepers.len() * THREADS * ROUNDS, None);
+        Ok(())
+    })?;
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn two_keepers_of_one_process(rig: &Rig<'_>) -> Outcome {
-    increment(&[rig.keeper(), rig.keeper()], 25, 10);
-    rig.nothing_left();
-    Ok(())
+pub(super) fn threads_of_one_keeper(rig: &Rig<'_>) -> Outcome {
+    hold_by_keepers(rig, &[rig.keeper()])
+}
+
+pub(super) fn threads_of_two_keepers(rig: &Rig<'_>) -> Outcome {
+    hold_by_keepers(rig, &[rig.keeper(), rig.keeper()])
 }
 
 pub(super) fn two_keepers_of_one_provider(rig: &Rig<'_>) -> Outcome {
     let provider = rig.provider();
     let keeper = || build(rig.builder_on(provider.clone()));
-    increment(&[keeper(), keeper()], 25, 10);
+    hold_by_keepers(rig, &[keeper(), keeper()])
+}
+
+/// The number of threads of each process that hold a name.
+const THREADS: usize = 25;
+
+pub(super) fn four_processes(rig: &Rig<'_>) -> Outcome {
+    let mut processes = Vec::new();
+    for _ in 0..4 {
+        processes.push(rig.process(rig.renewed(60_000))?);
+    }
+    for crowd in crowds(rig) {
+        let history = History::new();
+        for process in &mut processes {
+            process.hold(crowd.name, crowd.modes, (THREADS, 1), &history);
+        }
+        for process in &processes {
+            process.expect("ended");
+        }
+        history.check(processes.len() * THREADS, None);
+    }
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn four_processes(rig: &Rig<'_>) -> Outcome {
-    rig.four_processes("number", &[Mode::Exclusive])
+/// One process is killed and another one stopped for a while in the middle of it.
+pub(super) fn four_processes_with_faults(rig: &Rig<'_>) -> Outcome {
+    rig.all_at_once(crowds(rig), |crowd| hold_with_faults(rig, crowd))?;
+    rig.nothing_left();
+    Ok(())
+}
+
+fn hold_with_faults(rig: &Rig<'_>, crowd: &Crowd) -> Outcome {
+    const ROUNDS: usize = 3;
+    const STOP: Duration = Duration::from_millis(50);
+    let history = History::new();
+    let mut killed = rig.process(rig.renewed(1_000))?;
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        others.push(rig.process(rig.renewed(60_000))?);
+    }
+    for process in others.iter_mut().chain([&mut killed]) {
+        process.hold(crowd.name, crowd.modes, (THREADS, ROUNDS), &history);
+    }
+    rig.until("the processes hold the name", || history.events() > THREADS);
+    #[cfg(unix)]
+    others[0].stop();
+    killed.kill();
+    thread::park_timeout(STOP);
+    #[cfg(unix)]
+    others[0].resume();
+    for process in &others {
+        process.expect("ended");
+    }
+    history.check(others.len() * THREADS * ROUNDS, Some(killed.pid()));
+    // A store may keep an expired lease until the name is acquired again.
+    let keeper = rig.keeper();
+    let all = match crowd.modes[0] {
+        permit @ Mode::Permit { limit } => vec![permit; limit as usize],
+        _ => vec![Mode::Exclusive],
+    };
+    let all = all
+        .into_iter()
+        .map(|mode| take_in(&keeper, crowd.name, mode));
+    drop(all.collect::<Vec<_>>());
+    Ok(())
 }
 
 /// A process that has acquired a lock forks two siblings. A store that recognises its own grant by the
@@ -86,22 +152,5 @@ pub(super) fn forked_siblings(rig: &Rig<'_>) -> Outcome {
     assert_eq!(granted, Vec::from_iter(0..SIBLING_ROUNDS), "{siblings:?}");
     process.close();
     rig.nothing_left();
-    Ok(())
-}
-
-/// Two requests with one owner would be one request to a store.
-pub(super) fn owners_of_requests_are_unique(rig: &Rig<'_>) -> Outcome {
-    let mut seen = HashSet::new();
-    for _ in 0..2 {
-        let (builder, tap) = rig.tapped();
-        let keeper = build(builder);
-        for _ in 0..3 {
-            drop(take(&keeper, "a"));
-        }
-        for owner in tap.owners() {
-            assert!(seen.insert(owner), "two requests came from {owner:?}");
-        }
-    }
-    assert_eq!(seen.len(), 6);
     Ok(())
 }

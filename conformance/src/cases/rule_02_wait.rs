@@ -5,11 +5,10 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind, LockKeeper, Mode, Outage, Wait};
+use lockkeeper_core::{Error, ErrorKind, LockKeeper, Mode, Wait};
 
-use crate::modes::in_mode;
+use crate::modes::{in_mode, take_in};
 use crate::rig::{Outcome, Rig, build, is_busy, take};
-use crate::tap::Fault;
 
 /// A delay beyond the deadline that no busy machine explains.
 const EXCESSIVE: Duration = Duration::from_secs(10);
@@ -31,7 +30,7 @@ fn replied<T>(
 }
 
 /// Asserts that waits for a name that is busy for this mode end at their deadlines.
-pub(super) fn deadlines(keeper: &LockKeeper, name: &str, mode: Mode) {
+fn deadlines(keeper: &LockKeeper, name: &str, mode: Mode) {
     for millis in [0, 1, 50, 500] {
         let wait = Duration::from_millis(millis);
         let (answer, took) = replied(|| {
@@ -48,23 +47,17 @@ pub(super) fn deadlines(keeper: &LockKeeper, name: &str, mode: Mode) {
     }
 }
 
-pub(super) fn deadlines_in_the_local_queue(rig: &Rig<'_>) -> Outcome {
-    let keeper = rig.keeper();
-    let held = take(&keeper, "a");
-    deadlines(&keeper, "a", Mode::Exclusive);
-    assert!(held.is_held());
-    drop(held);
-    rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn deadlines_in_the_store(rig: &Rig<'_>) -> Outcome {
-    let held = take(&rig.keeper(), "a");
-    deadlines(&rig.keeper(), "a", Mode::Exclusive);
-    assert!(held.is_held());
-    drop(held);
-    rig.nothing_left();
-    Ok(())
+pub(super) fn waits_end_at_their_deadlines(rig: &Rig<'_>) -> Outcome {
+    rig.each_pair(|pair| {
+        let name = pair.name();
+        let keeper = rig.keeper();
+        let held = take_in(&keeper, &name, pair.held);
+        // In the store, and in the queue of the process.
+        deadlines(&rig.keeper(), &name, pair.rival);
+        deadlines(&keeper, &name, pair.rival);
+        assert!(held.is_held());
+        Ok(())
+    })
 }
 
 pub(super) fn zero_wait_is_one_attempt(rig: &Rig<'_>) -> Outcome {
@@ -79,6 +72,14 @@ pub(super) fn zero_wait_is_one_attempt(rig: &Rig<'_>) -> Outcome {
     );
     held.release().expect("the store replies");
     assert!(!is_busy(&keeper, "a"));
+    Ok(())
+}
+
+pub(super) fn one_of_hundred_attempts_is_granted(rig: &Rig<'_>) -> Outcome {
+    attempts(&[rig.keeper()]);
+    rig.nothing_left();
+    attempts(&[rig.keeper(), rig.keeper()]);
+    rig.nothing_left();
     Ok(())
 }
 
@@ -106,18 +107,6 @@ fn attempts(keepers: &[LockKeeper]) {
     assert_eq!(granted, 1);
 }
 
-pub(super) fn one_of_hundred_attempts_is_granted(rig: &Rig<'_>) -> Outcome {
-    attempts(&[rig.keeper()]);
-    rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn one_of_hundred_attempts_of_two_keepers_is_granted(rig: &Rig<'_>) -> Outcome {
-    attempts(&[rig.keeper(), rig.keeper()]);
-    rig.nothing_left();
-    Ok(())
-}
-
 pub(super) fn busy_lock_times_out(rig: &Rig<'_>) -> Outcome {
     let _held = take(&rig.keeper(), "a");
     let wait = Wait::AtMost(Duration::from_millis(20));
@@ -126,73 +115,6 @@ pub(super) fn busy_lock_times_out(rig: &Rig<'_>) -> Outcome {
     let error = answer.expect_err("the name is held");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
     assert_eq!(error.name(), Some("a"));
-    Ok(())
-}
-
-/// A thread behind the head of the local queue gets the error of the head's request, and not "busy".
-pub(super) fn store_error_reaches_every_local_waiter(rig: &Rig<'_>) -> Outcome {
-    let (builder, tap) = rig.tapped();
-    let keeper = build(builder.outage(Outage::Fail));
-    tap.set(Fault::Fails(ErrorKind::Unavailable));
-    let barrier = Barrier::new(20);
-    thread::scope(|scope| {
-        for number in 0..20 {
-            let (keeper, barrier) = (&keeper, &barrier);
-            scope.spawn(move || {
-                barrier.wait();
-                let answer = if number % 2 == 0 {
-                    keeper.try_lock("a")
-                } else {
-                    keeper.lock("a").map(Some)
-                };
-                let error = answer.expect_err("the store is unreachable");
-                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-            });
-        }
-    });
-    tap.set(Fault::None);
-    drop(take(&keeper, "a"));
-    rig.nothing_left();
-    Ok(())
-}
-
-/// A thread whose wait ends before the store has replied gets an error, and not "busy": no holder was
-/// seen.
-pub(super) fn missing_reply_is_never_reported_as_busy(rig: &Rig<'_>) -> Outcome {
-    let wait = Duration::from_millis(200);
-    let (builder, tap) = rig.tapped();
-    let keeper = build(builder.wait(Wait::AtMost(wait)));
-    tap.set(Fault::NoReply(wait));
-    let barrier = Barrier::new(12);
-    thread::scope(|scope| {
-        for number in 0..12 {
-            let (keeper, barrier) = (&keeper, &barrier);
-            scope.spawn(move || {
-                barrier.wait();
-                let answer = match number % 3 {
-                    0 => keeper.try_lock("a"),
-                    1 => keeper.try_lock_for("a", wait / 4),
-                    _ => keeper.lock("a").map(Some),
-                };
-                let error = answer.expect_err("the store does not reply");
-                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-            });
-        }
-    });
-    tap.set(Fault::None);
-    drop(take(&keeper, "a"));
-    rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn unknown_result_stays_unknown(rig: &Rig<'_>) -> Outcome {
-    let (builder, tap) = rig.tapped();
-    let keeper = build(builder);
-    tap.set(Fault::Fails(ErrorKind::Unknown));
-    let error = keeper.try_lock("a").expect_err("the result is unknown");
-    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
-    tap.set(Fault::None);
-    drop(take(&keeper, "a"));
     Ok(())
 }
 

@@ -1,64 +1,39 @@
 //! Rule 3: a lease expires by itself, and its guard is lost before the name is granted again.
 
-use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{
-    AcquireOptions, Capability, Clock, ErrorKind, LockGuard, LockKeeper, Released, Renewal,
-    SystemClock, WaitOutcome,
-};
+use lockkeeper_core::{Capability, Clock, LeasePolicy, Released, Renewal, SystemClock};
 
-use crate::rig::{Outcome, Rig, Skip, build, is_busy, take, take_with};
-use crate::tap::Fault;
+use crate::modes::{granted, in_mode, is_busy_in, take_in};
+use crate::recorder::Event;
+use crate::rig::{Outcome, Rig, Skip, is_busy, take};
 
 /// How late a store may free the name of an expired lease.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Waits for a held name, and asserts that `first` is lost when the name is granted again.
-fn take_after_loss(keeper: &LockKeeper, first: &LockGuard) -> LockGuard {
-    let second = take(keeper, "a");
-    assert!(
-        !first.is_held(),
-        "the first guard reports that it is held while {} is granted",
-        second.token()
-    );
-    assert!(second.token() > first.token());
-    second
-}
-
-pub(super) fn expired_fixed_lease_is_lost_before_the_next_grant(rig: &Rig<'_>) -> Outcome {
-    let (first_keeper, second_keeper) = (rig.keeper(), rig.keeper());
-    let began = Instant::now();
-    let first = take_with(&first_keeper, "a", rig.fixed(400));
-    let signal = first.lost_signal();
-    let (sender, called) = channel();
-    signal.on_lost(move || {
-        let _ = sender.send(());
-    });
-    let second = take_after_loss(&second_keeper, &first);
-    let took = began.elapsed();
-    assert!(took >= rig.ttl(400), "freed after {took:?}, before its ttl");
-
-    assert!(signal.is_lost());
-    assert_eq!(signal.wait(rig.timeout()), WaitOutcome::Lost);
-    called
-        .recv_timeout(rig.timeout())
-        .expect("the loss callback runs");
-    let error = first.ensure_held().expect_err("the lock is lost");
-    assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
-    assert_eq!(first.remaining(), Duration::ZERO);
-    let error = first.renew().expect_err("the lock is lost");
-    assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
-    let released = first.release().expect("the store replies");
-    assert_eq!(released, Released::AlreadyLost);
-    assert!(second.is_held());
-    assert!(
-        is_busy(&first_keeper, "a"),
-        "the late release freed the next lock"
-    );
-    assert_eq!(second.release().expect("the store replies"), Released::Done);
-    rig.nothing_left();
-    Ok(())
+pub(super) fn expired_lease_is_lost_before_the_next_grant(rig: &Rig<'_>) -> Outcome {
+    rig.each_pair(|pair| {
+        let name = pair.name();
+        let (holder, next) = (rig.keeper(), rig.keeper());
+        let began = Instant::now();
+        let first = granted(&holder, &name, &in_mode(pair.held).lease(rig.fixed(400)));
+        let second = take_in(&next, &name, pair.rival);
+        assert!(
+            !first.is_held(),
+            "{pair:?}: {second:?} was granted beside it"
+        );
+        assert!(second.token() > first.token(), "{pair:?}");
+        let took = began.elapsed();
+        assert!(took >= rig.ttl(400), "freed after {took:?}, before its ttl");
+        let released = first.release().expect("the store replies");
+        assert_eq!(released, Released::AlreadyLost, "{pair:?}");
+        let is_busy = is_busy_in(&holder, &name, pair.held);
+        assert!(is_busy, "{pair:?}: the late release freed the next lease");
+        let released = second.release().expect("the store replies");
+        assert_eq!(released, Released::Done, "{pair:?}");
+        Ok(())
+    })
 }
 
 /// Waits until a lease of `ttl` that was requested before this call has expired in the store.
@@ -100,40 +75,44 @@ pub(super) fn late_release_keeps_the_next_lease(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-/// A late reply shortens the remaining time of the lease.
-pub(super) fn lease_counts_from_before_the_request(rig: &Rig<'_>) -> Outcome {
-    let late = Duration::from_millis(100);
-    let (builder, tap) = rig.tapped();
-    let keeper = build(builder);
-    tap.set(Fault::Late(late));
-    for lease in [rig.fixed(600), rig.fixed(10_000)] {
-        let guard = take_with(&keeper, "a", lease);
-        let remaining = guard.remaining();
-        assert!(
-            remaining <= lease.ttl() - late,
-            "{remaining:?} of {:?} remain after a reply that took {late:?}",
-            lease.ttl()
-        );
-    }
-    Ok(())
-}
-
 pub(super) fn killed_holder_is_replaced_within_the_ttl(rig: &Rig<'_>) -> Outcome {
     let lease = rig.renewed(1_000);
-    let mut process = rig.process(lease)?;
-    let token = process.acquire("a");
-    let keeper = rig.keeper();
-    process.kill();
-    let killed = Instant::now();
-    let guard = take(&keeper, "a");
-    let took = killed.elapsed();
     // Ten seconds more than the contract allows, for a busy machine.
     let bound = lease.ttl() + GRACE + Duration::from_secs(10);
-    assert!(took < bound, "freed {took:?} after the holder was killed");
-    assert!(guard.token().get() > token);
-    drop(guard);
-    rig.nothing_left();
-    Ok(())
+    replace_killed_holder(rig, lease, bound)
+}
+
+/// The ttl is longer than this case waits.
+pub(super) fn dead_owner_is_replaced_at_once(rig: &Rig<'_>) -> Outcome {
+    needs_dead_owner_take_over(rig)?;
+    replace_killed_holder(rig, rig.renewed(3_600_000), rig.timeout())
+}
+
+/// A waiter waits for one name when the holder is killed, and an attempt at another name comes later. Both are granted
+/// within `bound`.
+fn replace_killed_holder(rig: &Rig<'_>, lease: LeasePolicy, bound: Duration) -> Outcome {
+    rig.each_pair(|pair| {
+        let names = ["waited", "idle"].map(|prefix| format!("{prefix}-{}", pair.name()));
+        let [mut process, mut idle] = [rig.process(lease)?, rig.process(lease)?];
+        let token = process.acquire_in(&names[0], pair.held);
+        let idle_token = idle.acquire_in(&names[1], pair.held);
+        let (waiter, recorder) = rig.recorded_keeper();
+        let later = rig.keeper();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| take_in(&waiter, &names[0], pair.rival));
+            recorder.wait_for(Event::Contended, 1);
+            process.kill();
+            idle.kill();
+            let killed = Instant::now();
+            let later = take_in(&later, &names[1], pair.rival);
+            assert!(later.token().get() > idle_token, "{pair:?}");
+            let next = waiting.join().expect("the waiter is granted the name");
+            assert!(next.token().get() > token, "{pair:?}");
+            let took = killed.elapsed();
+            assert!(took < bound, "freed {took:?} after the holder was killed");
+        });
+        Ok(())
+    })
 }
 
 fn needs_dead_owner_take_over(rig: &Rig<'_>) -> Outcome {
@@ -142,31 +121,6 @@ fn needs_dead_owner_take_over(rig: &Rig<'_>) -> Outcome {
         return Ok(());
     }
     Err(Skip(format!("the store does not declare {capability}")))
-}
-
-/// The ttl is longer than this case waits.
-pub(super) fn dead_owner_is_replaced_at_once(rig: &Rig<'_>) -> Outcome {
-    needs_dead_owner_take_over(rig)?;
-    let mut process = rig.process(rig.renewed(3_600_000))?;
-    let keeper = rig.keeper();
-    let token = process.acquire("a");
-    process.kill();
-    let guard = take(&keeper, "a");
-    assert!(guard.token().get() > token);
-
-    // The same with a waiter that waits when the holder dies.
-    guard.release().expect("the store replies");
-    let mut process = rig.process(rig.renewed(3_600_000))?;
-    process.acquire("a");
-    let (waiter, recorder) = rig.recorded_keeper();
-    std::thread::scope(|scope| {
-        let granted = scope.spawn(|| take(&waiter, "a").token());
-        recorder.wait_for(crate::recorder::Event::Contended, 1);
-        process.kill();
-        granted.join().expect("the waiter is granted the name");
-    });
-    rig.nothing_left();
-    Ok(())
 }
 
 /// The killed holder is a zombie, which still has its process id.
@@ -182,31 +136,23 @@ pub(super) fn unreaped_dead_owner_is_replaced_at_once(rig: &Rig<'_>) -> Outcome 
 
 #[cfg(unix)]
 pub(super) fn stopped_holder_is_lost_when_it_resumes(rig: &Rig<'_>) -> Outcome {
-    let mut process = rig.process(rig.renewed(500))?;
-    let keeper = rig.keeper();
-    let token = process.acquire("a");
-    process.stop();
-    let guard = take(&keeper, "a");
-    assert!(guard.token().get() > token);
-    process.resume();
-    process.send("is_held");
-    assert_eq!(
-        process.next_line(),
-        "false",
-        "the guard reports that it is held"
-    );
-    process.send("release");
-    assert_eq!(process.next_line(), "AlreadyLost");
-    assert!(guard.is_held());
-    let other = rig.keeper();
-    assert!(is_busy(&other, "a"), "the late release freed the next lock");
-    drop(guard);
-    let now = other
-        .acquire("a", &AcquireOptions::new())
-        .expect("the store replies");
-    drop(now.expect("the name is free"));
-    rig.nothing_left();
-    Ok(())
+    rig.each_pair(|pair| {
+        let name = pair.name();
+        let mut process = rig.process(rig.renewed(500))?;
+        let token = process.acquire_in(&name, pair.held);
+        process.stop();
+        let next = take_in(&rig.keeper(), &name, pair.rival);
+        assert!(next.token().get() > token, "{pair:?}");
+        process.resume();
+        process.send("is_held");
+        assert_eq!(process.next_line(), "false", "{pair:?}");
+        process.send("release");
+        assert_eq!(process.next_line(), "AlreadyLost", "{pair:?}");
+        assert!(next.is_held());
+        let is_busy = is_busy_in(&rig.keeper(), &name, pair.held);
+        assert!(is_busy, "{pair:?}: the late release freed the next lease");
+        Ok(())
+    })
 }
 
 #[cfg(not(unix))]

@@ -1,16 +1,11 @@
 //! Rule 5: only the owner's release frees the name, and dropping a guard releases.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{
-    Error, ErrorKind, FencingToken, Mode, ObservedLock, Observer, Released, WaitOutcome,
-};
+use lockkeeper_core::{ErrorKind, Released, WaitOutcome};
 
-use crate::modes::stays_busy;
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take, take_with};
 
@@ -29,32 +24,6 @@ pub(super) fn release_frees_the_name_at_once(rig: &Rig<'_>) -> Outcome {
         let done = work.expect("the name is free");
         assert_eq!(done.held().expect("the lock was held throughout"), 42);
     }
-    rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn drop_during_a_panic_releases(rig: &Rig<'_>) -> Outcome {
-    let (keeper, recorder) = rig.recorded_keeper();
-    let caught = catch_unwind(AssertUnwindSafe(|| {
-        let _guard = take(&keeper, "a");
-        // Unlike `panic!`, this prints no message.
-        resume_unwind(Box::new("an intended panic"));
-    }));
-    assert!(caught.is_err());
-    recorder.wait_for(Event::Released, 1);
-    rig.nothing_left();
-    assert!(!is_busy(&rig.keeper(), "a"));
-    Ok(())
-}
-
-pub(super) fn release_on_another_thread(rig: &Rig<'_>) -> Outcome {
-    let keeper = rig.keeper();
-    let guard = take(&keeper, "a");
-    let released = thread::spawn(move || guard.release())
-        .join()
-        .expect("the thread does not panic");
-    assert_eq!(released.expect("the store replies"), Released::Done);
-    assert!(!is_busy(&rig.keeper(), "a"));
     rig.nothing_left();
     Ok(())
 }
@@ -152,74 +121,6 @@ pub(super) fn release_in_an_outage_is_bounded(rig: &Rig<'_>) -> Outcome {
         take(&rig.keeper(), "released"),
         take(&rig.keeper(), "dropped"),
     ));
-    rig.nothing_left();
-    Ok(())
-}
-
-/// An observer that panics at every event.
-struct PanickingObserver;
-
-impl PanickingObserver {
-    fn panic() -> ! {
-        resume_unwind(Box::new("an intended panic"))
-    }
-}
-
-impl Observer for PanickingObserver {
-    fn requested(&self, _: &ObservedLock<'_>) {
-        Self::panic();
-    }
-
-    fn acquired(&self, _: &ObservedLock<'_>, _: FencingToken, _: Duration, _: bool) {
-        Self::panic();
-    }
-
-    fn contended(&self, _: &ObservedLock<'_>) {
-        Self::panic();
-    }
-
-    fn not_acquired(&self, _: &ObservedLock<'_>, _: Duration, _: Option<&Error>) {
-        Self::panic();
-    }
-
-    fn renewed(&self, _: &ObservedLock<'_>, _: FencingToken) {
-        Self::panic();
-    }
-
-    fn lost(&self, _: &ObservedLock<'_>, _: FencingToken) {
-        Self::panic();
-    }
-
-    fn released(
-        &self,
-        _: &ObservedLock<'_>,
-        _: FencingToken,
-        _: Duration,
-        _: &Result<Released, Error>,
-    ) {
-        Self::panic();
-    }
-}
-
-pub(super) fn panicking_observer_is_harmless(rig: &Rig<'_>) -> Outcome {
-    let lease = rig.renewed(5_000);
-    let keeper = build(
-        rig.builder()
-            .lease(lease)
-            .observer(Arc::new(PanickingObserver)),
-    );
-    let guard = take(&keeper, "a");
-    let other = rig.keeper();
-    // Longer than the ttl, so that the lease must have been renewed.
-    stays_busy(&other, "a", Mode::Exclusive, lease.ttl());
-    assert!(is_busy(&keeper, "a"));
-    assert_eq!(guard.release().expect("the store replies"), Released::Done);
-    let lost = take_with(&keeper, "a", rig.fixed(200));
-    let signal = lost.lost_signal();
-    signal.on_lost(|| PanickingObserver::panic());
-    assert_eq!(signal.wait(rig.timeout()), WaitOutcome::Lost);
-    drop(lost);
-    drop(take(&keeper, "a"));
     rig.nothing_left();
     Ok(())
 }

@@ -3,14 +3,15 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use lockkeeper_core::{ErrorKind, LockKeeper, Mode};
+use lockkeeper_core::{LockKeeper, Mode};
 
 use crate::modes::{in_mode, is_busy_in};
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 
 /// Strings that some store confuses with each other or refuses.
 fn names() -> Vec<String> {
-    let written = [
+    // Among them are a precomposed letter, and the same letter with a combining mark.
+    let short = [
         "a",
         "A",
         "Seat:42",
@@ -23,7 +24,6 @@ fn names() -> Vec<String> {
         "ı",
         "İ",
         "I",
-        // A precomposed letter, and the same letter with a combining mark.
         "\u{e9}",
         "e\u{301}",
         "e",
@@ -32,7 +32,6 @@ fn names() -> Vec<String> {
         "席",
         "💺",
         "💺💺",
-        "👩\u{200d}🚀",
         " ",
         "  ",
         " a",
@@ -93,11 +92,10 @@ fn names() -> Vec<String> {
         "\0",
         "\0a",
         "a\0b",
-        "\u{feff}a",
         "\u{200b}",
-        "\u{10ffff}",
     ];
-    let mut names: Vec<String> = written.iter().map(ToString::to_string).collect();
+    let long = ["👩\u{200d}🚀", "\u{feff}a", "\u{10ffff}"];
+    let mut names: Vec<String> = short.iter().chain(&long).map(ToString::to_string).collect();
     for length in [63, 64, 65, 191, 192, 193, 255, 256, 511, 512] {
         names.push("x".repeat(length));
     }
@@ -174,22 +172,6 @@ pub(super) fn permits_of_a_string_are_not_the_lock_of_another(rig: &Rig<'_>) -> 
     }
     drop(held);
     rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn invalid_names_do_not_reach_the_store(rig: &Rig<'_>) -> Outcome {
-    let (builder, tap) = rig.tapped();
-    let keeper = build(builder);
-    for name in [String::new(), "x".repeat(513), "자".repeat(171)] {
-        for answer in [
-            keeper.try_lock(&name).map(drop),
-            keeper.lock(&name).map(drop),
-        ] {
-            let error = answer.expect_err("the name is invalid");
-            assert_eq!(error.kind(), ErrorKind::InvalidName, "{error:?}");
-        }
-    }
-    assert!(tap.owners().is_empty(), "a request reached the store");
     Ok(())
 }
 

@@ -7,21 +7,23 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{AcquireOptions, CancelToken, LockKeeper, Mode};
 
-use crate::modes::{is_busy_in, take_in};
+use crate::modes::{Pair, is_busy_in, take_in};
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, take};
 
 /// How often the name goes from one keeper to the other.
-const CHANGES: usize = 100;
+const CHANGES: usize = 40;
 /// The limit for all changes. Polling at the allowed bound of 1 s, with jitter, takes at least twice
 /// as long as this.
-const LIMIT: Duration = Duration::from_secs(25);
+const LIMIT: Duration = Duration::from_secs(10);
 /// How many uncontended locks a change may cost on a machine that is too busy for the limit.
 const LOCKS_A_CHANGE: u32 = 10;
 
 /// The time that the changes take, and that of uncontended locks in between.
 struct Pace {
     keeper: LockKeeper,
+    /// The limit for all changes. A case that is to end soon has no time for so many.
+    limit: Duration,
     began: Instant,
     locks: u32,
     locking: Duration,
@@ -31,6 +33,7 @@ impl Pace {
     fn new(rig: &Rig<'_>) -> Self {
         Self {
             keeper: rig.keeper(),
+            limit: LIMIT.min(rig.timeout()),
             began: Instant::now(),
             locks: 0,
             locking: Duration::ZERO,
@@ -47,7 +50,9 @@ impl Pace {
             self.locks += 1;
         }
         let all = u32::try_from(CHANGES).expect("it is small");
-        let limit = LIMIT.max(self.locking / self.locks * LOCKS_A_CHANGE * all);
+        let limit = self
+            .limit
+            .max(self.locking / self.locks * LOCKS_A_CHANGE * all);
         let took = self.began.elapsed() - self.locking;
         assert!(
             took < limit,
@@ -56,8 +61,13 @@ impl Pace {
     }
 }
 
+pub(super) fn release_wakes_the_other_keeper(rig: &Rig<'_>) -> Outcome {
+    rig.each_pair(|pair| pass_between_keepers(rig, pair))
+}
+
 /// Has two keepers take a name in turn, each in its mode, where one waits when the other one releases.
-pub(super) fn pass_between_keepers(rig: &Rig<'_>, name: &str, modes: [Mode; 2]) {
+fn pass_between_keepers(rig: &Rig<'_>, pair: Pair) -> Outcome {
+    let (name, modes) = (&pair.name(), [pair.held, pair.rival]);
     let keepers = [rig.recorded_keeper(), rig.recorded_keeper()];
     let mut pace = Pace::new(rig);
     let mut guard = take_in(&keepers[0].0, name, modes[0]);
@@ -76,11 +86,6 @@ pub(super) fn pass_between_keepers(rig: &Rig<'_>, name: &str, modes: [Mode; 2]) 
         });
         pace.check(change);
     }
-}
-
-pub(super) fn release_wakes_the_other_keeper(rig: &Rig<'_>) -> Outcome {
-    pass_between_keepers(rig, "a", [Mode::Exclusive; 2]);
-    rig.nothing_left();
     Ok(())
 }
 
@@ -143,15 +148,14 @@ pub(super) fn busy_process_does_not_starve_another(rig: &Rig<'_>) -> Outcome {
 /// The keeper that released is not granted the name again before the waiter, although its next attempt
 /// comes earlier than the attempt of a waiter that has to be woken first.
 pub(super) fn woken_waiter_is_served_before_the_releaser(rig: &Rig<'_>) -> Outcome {
-    pass_woken_waiter(rig, "a", [Mode::Exclusive; 2]);
-    rig.nothing_left();
-    Ok(())
+    rig.each_pair(|pair| pass_woken_waiter(rig, pair))
 }
 
 /// Has a keeper release a name that it holds in the first mode, and for which a waiter waits in the second.
-pub(super) fn pass_woken_waiter(rig: &Rig<'_>, name: &str, [mode, rival]: [Mode; 2]) {
+fn pass_woken_waiter(rig: &Rig<'_>, pair: Pair) -> Outcome {
     const IN_A_ROW: u32 = 8;
     const AT_MOST: u32 = 8;
+    let (name, mode, rival) = (&pair.name(), pair.held, pair.rival);
     let (holder, (waiter, recorder)) = (rig.keeper(), rig.recorded_keeper());
     // A provider calls `contended` before it queues in the store, and the case cannot see when it
     // has queued. So the case pauses, for longer after each overtaking. No pause helps a store that
@@ -187,6 +191,7 @@ pub(super) fn pass_woken_waiter(rig: &Rig<'_>, name: &str, [mode, rival]: [Mode;
             (served, overtaken, pause) = (0, overtaken + 1, pause * 2);
         }
     }
+    Ok(())
 }
 
 pub(super) fn timed_out_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
@@ -213,7 +218,7 @@ pub(super) fn cancelled_waiter_passes_its_wakeup_on(rig: &Rig<'_>) -> Outcome {
     let holder = rig.keeper();
     let ((first, first_recorder), (second, second_recorder)) =
         (rig.recorded_keeper(), rig.recorded_keeper());
-    for round in 1..=30 {
+    for round in 1..=15 {
         let held = take(&holder, "a");
         let cancel = CancelToken::new();
         thread::scope(|scope| {
@@ -235,13 +240,12 @@ pub(super) fn cancelled_waiter_passes_its_wakeup_on(rig: &Rig<'_>) -> Outcome {
 }
 
 pub(super) fn killed_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
-    pass_killed_waiter(rig, "a", [Mode::Exclusive; 2])?;
-    rig.nothing_left();
-    Ok(())
+    rig.each_pair(|pair| pass_killed_waiter(rig, pair))
 }
 
 /// Kills a process that waits for a name in the second mode, which is held in the first.
-pub(super) fn pass_killed_waiter(rig: &Rig<'_>, name: &str, [held, rival]: [Mode; 2]) -> Outcome {
+fn pass_killed_waiter(rig: &Rig<'_>, pair: Pair) -> Outcome {
+    let (name, held, rival) = (&pair.name(), pair.held, pair.rival);
     let mut process = rig.process(rig.renewed(60_000))?;
     let held = take_in(&rig.keeper(), name, held);
     process.wait_for_in(name, rival);
@@ -259,9 +263,7 @@ pub(super) fn pass_killed_waiter(rig: &Rig<'_>, name: &str, [held, rival]: [Mode
 }
 
 pub(super) fn stopped_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
-    pass_stopped_waiter(rig, "a", [Mode::Exclusive; 2])?;
-    rig.nothing_left();
-    Ok(())
+    rig.each_pair(|pair| pass_stopped_waiter(rig, pair))
 }
 
 /// Stops a process that waits for a name in the second mode, which is held in the first.
@@ -269,7 +271,8 @@ pub(super) fn stopped_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
 /// A store may wake the stopped waiter or grant it the name. The other waiters get the name even so, and
 /// the stopped waiter gets it after it resumes.
 #[cfg(unix)]
-pub(super) fn pass_stopped_waiter(rig: &Rig<'_>, name: &str, [held, rival]: [Mode; 2]) -> Outcome {
+fn pass_stopped_waiter(rig: &Rig<'_>, pair: Pair) -> Outcome {
+    let (name, held, rival) = (&pair.name(), pair.held, pair.rival);
     let mut process = rig.process(rig.renewed(5_000))?;
     let held = take_in(&rig.keeper(), name, held);
     process.wait_for_in(name, rival);
@@ -292,6 +295,6 @@ pub(super) fn pass_stopped_waiter(rig: &Rig<'_>, name: &str, [held, rival]: [Mod
 }
 
 #[cfg(not(unix))]
-pub(super) fn pass_stopped_waiter(_: &Rig<'_>, _: &str, _: [Mode; 2]) -> Outcome {
+fn pass_stopped_waiter(_: &Rig<'_>, _: Pair) -> Outcome {
     Err(crate::rig::Skip("this system has no SIGSTOP".to_owned()))
 }

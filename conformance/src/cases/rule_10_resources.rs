@@ -30,14 +30,14 @@ pub(super) fn released_locks_leave_nothing_in_the_store(rig: &Rig<'_>) -> Outcom
 }
 
 /// Runs in another process, so that the threads and files of other cases do not count.
-pub(super) fn two_thousand_locks_leak_no_resources(rig: &Rig<'_>) -> Outcome {
+pub(super) fn hundreds_of_locks_leak_no_resources(rig: &Rig<'_>) -> Outcome {
     if !Path::new("/proc/self/task").exists() {
         return Err(Skip(
             "this system has no /proc to count threads in".to_owned(),
         ));
     }
     let mut process = rig.process_with_own_store();
-    process.send("measure 2000");
+    process.send("measure 600");
     let report = loop {
         let line = process.next_line();
         match line.strip_prefix("measured") {

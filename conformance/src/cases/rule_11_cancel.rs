@@ -2,10 +2,11 @@
 
 use std::thread;
 
-use lockkeeper_core::{AcquireOptions, CancelToken, Error, ErrorKind, LockGuard, LockKeeper};
+use lockkeeper_core::{AcquireOptions, CancelToken, Error, ErrorKind, LockGuard};
 
-use crate::recorder::{Event, EventRecorder};
-use crate::rig::{Outcome, Rig, build, is_busy, take};
+use crate::modes::{in_mode, take_in};
+use crate::recorder::Event;
+use crate::rig::{Outcome, Rig, take};
 
 fn forever(cancel: &CancelToken) -> AcquireOptions {
     AcquireOptions::new().wait_forever().cancel(cancel)
@@ -16,61 +17,36 @@ fn assert_cancelled(answer: Result<Option<LockGuard>, Error>) {
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
 }
 
-/// Cancels a waiter of `keeper` that waits for `held` while another waits behind it.
-fn cancel_first_waiter(
-    rig: &Rig<'_>,
-    keeper: &LockKeeper,
-    recorder: &EventRecorder,
-    held: LockGuard,
-) {
-    let cancel = CancelToken::new();
-    thread::scope(|scope| {
-        let cancelled = scope.spawn(|| keeper.acquire("a", &forever(&cancel)));
-        recorder.wait_for(Event::Contended, 1);
-        let behind = scope.spawn(|| drop(take(keeper, "a")));
-        recorder.wait_for(Event::Contended, 2);
-        cancel.cancel();
-        // A join would hang if the cancellation were ignored.
-        rig.until("the cancelled wait has ended", || cancelled.is_finished());
-        assert_cancelled(cancelled.join().expect("the thread does not panic"));
-        assert!(held.is_held());
-        drop(held);
-        behind.join().expect("the next waiter is granted the name");
-    });
-}
-
-pub(super) fn cancel_in_the_local_queue(rig: &Rig<'_>) -> Outcome {
-    let (keeper, recorder) = rig.recorded_keeper();
-    let held = take(&keeper, "a");
-    cancel_first_waiter(rig, &keeper, &recorder, held);
-    rig.nothing_left();
-    Ok(())
-}
-
+/// The waiter of a second keeper waits behind one that is cancelled in the store.
 pub(super) fn cancel_in_the_store(rig: &Rig<'_>) -> Outcome {
-    let (keeper, recorder) = rig.recorded_keeper();
-    let held = take(&rig.keeper(), "a");
-    cancel_first_waiter(rig, &keeper, &recorder, held);
-    rig.nothing_left();
-    assert!(!is_busy(&rig.keeper(), "a"));
-    Ok(())
-}
-
-pub(super) fn cancel_before_the_acquisition(rig: &Rig<'_>) -> Outcome {
-    let (builder, tap) = rig.tapped();
-    let keeper = build(builder);
-    let cancel = CancelToken::new();
-    cancel.cancel();
-    assert_cancelled(keeper.acquire("a", &forever(&cancel)));
-    assert!(tap.owners().is_empty(), "a request reached the store");
-    drop(take(&keeper, "a"));
-    Ok(())
+    rig.each_pair(|pair| {
+        let name = pair.name();
+        let ((first, first_waits), (second, second_waits)) =
+            (rig.recorded_keeper(), rig.recorded_keeper());
+        let held = take_in(&rig.keeper(), &name, pair.held);
+        let cancel = CancelToken::new();
+        let options = in_mode(pair.rival).wait_forever().cancel(&cancel);
+        thread::scope(|scope| {
+            let cancelled = scope.spawn(|| first.acquire(&name, &options));
+            first_waits.wait_for(Event::Contended, 1);
+            let behind = scope.spawn(|| drop(take_in(&second, &name, pair.rival)));
+            second_waits.wait_for(Event::Contended, 1);
+            cancel.cancel();
+            // A join would hang if the cancellation were ignored.
+            rig.until("the wait has ended", || cancelled.is_finished());
+            assert_cancelled(cancelled.join().expect("the thread does not panic"));
+            assert!(held.is_held());
+            drop(held);
+            behind.join().expect("the next waiter is granted the name");
+        });
+        Ok(())
+    })
 }
 
 /// The release or the cancellation may come first. In both cases no lock remains without a guard.
 pub(super) fn cancel_during_a_release(rig: &Rig<'_>) -> Outcome {
     let (holder, (keeper, recorder)) = (rig.keeper(), rig.recorded_keeper());
-    for round in 1..=30 {
+    for round in 1..=15 {
         let held = take(&holder, "a");
         let cancel = CancelToken::new();
         thread::scope(|scope| {

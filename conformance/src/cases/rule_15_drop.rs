@@ -2,11 +2,8 @@
 
 use std::thread;
 
-use lockkeeper_core::WaitOutcome;
-
 use crate::recorder::Event;
-use crate::rig::{Outcome, Rig, build, take, take_with};
-use crate::tap::Fault;
+use crate::rig::{Outcome, Rig, take};
 
 pub(super) fn drop_in_an_outage_is_finished_after_it(rig: &Rig<'_>) -> Outcome {
     let (keeper, recorder) = rig.recorded_keeper();
@@ -35,41 +32,5 @@ pub(super) fn drop_in_an_outage_is_finished_after_it(rig: &Rig<'_>) -> Outcome {
     for name in ["late", "kept", "0", "19"] {
         drop(take(&other, name));
     }
-    Ok(())
-}
-
-pub(super) fn drop_without_a_reply_keeps_the_name_until_it_is_finished(rig: &Rig<'_>) -> Outcome {
-    let (builder, tap) = rig.tapped();
-    let recorder = rig.recorder();
-    let keeper = build(builder.observer(recorder.clone()));
-    let guard = take(&keeper, "a");
-    tap.set(Fault::HoldsReleases);
-    drop(guard);
-    thread::scope(|scope| {
-        let next = scope.spawn(|| drop(take(&keeper, "a")));
-        rig.until("a thread of the keeper goes on", || {
-            tap.releases().len() > 1
-        });
-        assert_eq!(recorder.count(Event::Released), 0, "it is not finished");
-        assert_eq!(tap.owners().len(), 1, "the name was requested before");
-        tap.set(Fault::None);
-        next.join().expect("the lock is granted");
-    });
-    recorder.wait_for(Event::Released, 2);
-    rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn drop_of_a_lost_guard_leaves_the_store_to_the_keeper(rig: &Rig<'_>) -> Outcome {
-    let (builder, tap) = rig.tapped();
-    let recorder = rig.recorder();
-    let keeper = build(builder.observer(recorder.clone()));
-    let guard = take_with(&keeper, "a", rig.fixed(200));
-    assert_eq!(guard.lost_signal().wait(rig.timeout()), WaitOutcome::Lost);
-    drop(guard);
-    recorder.wait_for(Event::Released, 1);
-    let own = thread::current().id();
-    assert!(tap.releases().iter().all(|asking| *asking != own));
-    rig.nothing_left();
     Ok(())
 }

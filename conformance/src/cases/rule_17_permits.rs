@@ -14,28 +14,6 @@ use crate::tap::Fault;
 
 const FIVE: Mode = Mode::Permit { limit: 5 };
 
-pub(super) fn threads_of_one_keeper_hold_permits(rig: &Rig<'_>) -> Outcome {
-    rig.needs_mode(FIVE)?;
-    rig.hold_by_one_keeper(&[FIVE]);
-    Ok(())
-}
-
-pub(super) fn threads_of_two_keepers_hold_permits(rig: &Rig<'_>) -> Outcome {
-    rig.needs_mode(FIVE)?;
-    rig.hold_by_keepers(&[&rig.keeper(), &rig.keeper()], &[FIVE]);
-    Ok(())
-}
-
-pub(super) fn four_processes_hold_permits(rig: &Rig<'_>) -> Outcome {
-    rig.needs_mode(FIVE)?;
-    rig.four_processes("a", &[FIVE])
-}
-
-pub(super) fn four_processes_hold_permits_with_faults(rig: &Rig<'_>) -> Outcome {
-    rig.needs_mode(FIVE)?;
-    rig.four_processes_with_faults("a", &[FIVE])
-}
-
 /// Releases a permit. A drop may leave that to the keeper's threads.
 fn release(permit: Permit) {
     let released = permit.release();
@@ -173,7 +151,7 @@ pub(super) fn mismatch_of_one_thread_is_not_told_to_another(rig: &Rig<'_>) -> Ou
     tap.set(Fault::Late(Duration::from_millis(100)));
     thread::scope(|scope| {
         let refused = scope.spawn(|| assert_mismatch(&keeper, 3));
-        rig.until("the store is asked", || !tap.owners().is_empty());
+        rig.until("the store is asked", || tap.requests() > 0);
         let permit = semaphore(&keeper, "a", 2).try_acquire();
         let permit = permit.expect("no permit of another limit is held");
         drop(permit.expect("the second permit is free"));

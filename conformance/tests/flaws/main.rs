@@ -57,15 +57,22 @@ enum Flaw {
 /// Returns the flaws that a case must find.
 fn flaws_found_by(case: &str) -> &'static [Flaw] {
     match case {
-        "rule_01_exclusion::two_keepers_of_one_process" => &[GrantsAlways],
-        "rule_02_wait::deadlines_in_the_store" => &[GrantsAlways, GivesUpTooEarly],
-        "rule_02_wait::one_of_hundred_attempts_of_two_keepers_is_granted" => &[GrantsAlways],
+        "rule_01_exclusion::threads_of_two_keepers" => &[
+            GrantsAlways,
+            GrantsReadersBesideWriters,
+            CountsOnePermitMore,
+            MintsOneEpoch,
+            MintsNothingForReaders,
+        ],
+        "rule_02_wait::waits_end_at_their_deadlines" => &[GrantsAlways, GivesUpTooEarly],
+        "rule_02_wait::one_of_hundred_attempts_is_granted" => &[GrantsAlways],
         "rule_02_wait::unreachable_store_is_unavailable" => &[ReportsOutageAsBusy],
-        "rule_03_lease::expired_fixed_lease_is_lost_before_the_next_grant" => {
-            &[FreesTooEarly, FreesNever]
+        "rule_03_lease::expired_lease_is_lost_before_the_next_grant" => {
+            &[FreesTooEarly, FreesNever, ReleasesLeasesOfOthers]
         }
         "rule_03_lease::expired_lease_is_not_renewed" => &[RenewsExpiredLeases],
         "rule_03_lease::late_release_keeps_the_next_lease" => &[ReleasesLeasesOfOthers],
+        "rule_04_renewal::lease_is_renewed_beyond_its_ttl" => &[RenewsWritersAlone],
         "rule_06_fencing::commit_proof_matches_the_capability" => &[PromisesAProof],
         "rule_06_fencing::tokens_grow_after_a_lease_expired" => &[MintsOneEpoch],
         "rule_06_fencing::tokens_grow_after_the_store_was_wiped" => &[CountsFromOneAgain],
@@ -79,28 +86,21 @@ fn flaws_found_by(case: &str) -> &'static [Flaw] {
             &[JoinsPermitsAndLocks, TrimsNames]
         }
         "rule_08_queue::hundred_threads_are_one_waiter_in_the_store" => &[ReportsNoContention],
-        "rule_09_between_processes::release_wakes_the_other_keeper" => &[WakesNoWaiter],
+        "rule_09_between_processes::release_wakes_the_other_keeper" => {
+            &[WakesNoWaiter, MintsNothingForReaders]
+        }
         "rule_09_between_processes::timed_out_waiter_does_not_block_the_next" => &[KeepsWaiters],
-        "rule_09_between_processes::woken_waiter_is_served_before_the_releaser" => &[IgnoresOrder],
+        "rule_09_between_processes::woken_waiter_is_served_before_the_releaser" => {
+            &[IgnoresOrder, LetsReadersPass, LetsWritersPass]
+        }
         "rule_10_resources::released_locks_leave_nothing_in_the_store" => &[KeepsRows],
         "rule_11_cancel::cancel_in_the_store" => &[IgnoresCancel],
         "rule_11_cancel::close_ends_the_waits_of_a_keeper" => &[IgnoresCancel],
         "rule_14_outage::wait_ends_in_an_outage_or_outlasts_it"
-        | "rule_14_outage::one_attempt_in_an_outage_fails"
-        | "rule_14_outage::outage_fail_returns_at_the_first_failure" => &[ReportsOutageAsBusy],
+        | "rule_14_outage::acquisition_that_rides_no_outage_out_fails" => &[ReportsOutageAsBusy],
         "rule_15_drop::drop_in_an_outage_is_finished_after_it" => {
             &[ReportsOutageAsLost, IgnoresReleaseDeadline]
         }
-        "rule_17_modes::expired_lease_is_lost_before_the_next_grant" => {
-            &[FreesTooEarly, FreesNever, ReleasesLeasesOfOthers]
-        }
-        "rule_17_modes::lease_is_renewed_beyond_its_ttl" => &[RenewsWritersAlone],
-        "rule_17_modes::waits_end_at_their_deadlines" => &[GivesUpTooEarly],
-        "rule_17_modes::release_wakes_the_waiter" => &[WakesNoWaiter, MintsNothingForReaders],
-        "rule_17_modes::woken_waiter_is_served_before_the_releaser" => {
-            &[IgnoresOrder, LetsReadersPass, LetsWritersPass]
-        }
-        "rule_17_modes::cancelled_waiter_passes_its_turn_on" => &[IgnoresCancel],
         "rule_17_modes::wiped_store_loses_every_lease" => &[CountsFromOneAgain],
         "rule_17_shared::readers_of_several_keepers_hold_together" => {
             &[GrantsAlways, GrantsReadersBesideWriters, ReleasesAllHolders]
@@ -109,9 +109,6 @@ fn flaws_found_by(case: &str) -> &'static [Flaw] {
             &[LeaksReaders, ReleasesAllHolders]
         }
         "rule_17_shared::fixed_leases_are_not_shared" => &[ReleasesAllHolders],
-        "rule_17_shared::threads_of_two_keepers_read_and_write" => {
-            &[GrantsAlways, GrantsReadersBesideWriters]
-        }
         "rule_17_shared::reader_waits_behind_a_waiting_writer" => &[LetsReadersPass],
         "rule_17_shared::readers_behind_a_writer_enter_together" => &[ServesWaitersAlone],
         "rule_17_shared::ended_wait_of_a_writer_lets_readers_in" => {
@@ -119,10 +116,6 @@ fn flaws_found_by(case: &str) -> &'static [Flaw] {
         }
         "rule_17_starvation::readers_do_not_starve_a_writer" => &[LetsReadersPass],
         "rule_17_starvation::writers_do_not_starve_a_reader" => &[LetsWritersPass],
-        "rule_17_shared::tokens_of_readers_and_writers_grow" => {
-            &[MintsOneEpoch, MintsNothingForReaders]
-        }
-        "rule_17_permits::threads_of_two_keepers_hold_permits" => &[CountsOnePermitMore],
         "rule_17_permits::permits_have_the_smallest_free_slots" => &[
             CountsOnePermitMore,
             CountsSlots,
@@ -143,7 +136,7 @@ fn flaws_found_by(case: &str) -> &'static [Flaw] {
 }
 
 /// The number of flaws in [`flaws_found_by`], which a case that was renamed would lower.
-const FOUND: usize = 74;
+const FOUND: usize = 66;
 
 fn check(flaw: Flaw, timeout: Duration, case: &str) -> Verdict {
     let fresh = move || Box::new(Fresh(Store::new(flaw))) as Box<dyn Fixture>;
@@ -151,11 +144,11 @@ fn check(flaw: Flaw, timeout: Duration, case: &str) -> Verdict {
     suite.timeout(timeout).check(case)
 }
 
-/// Calls `check` with each case and flaw, on a few threads, since most cases wait.
+/// Calls `check` with each case and flaw, on many threads, since most cases wait.
 fn for_all<T: Send>(rows: impl Iterator<Item = T> + Send, check: impl Fn(T) + Sync) -> usize {
     let (rows, count) = (Mutex::new(rows.fuse()), Mutex::new(0));
     thread::scope(|scope| {
-        for _ in 0..8 {
+        for _ in 0..16 {
             scope.spawn(|| {
                 loop {
                     let row = rows.lock().unwrap_or_else(PoisonError::into_inner).next();

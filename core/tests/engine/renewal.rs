@@ -29,17 +29,19 @@ fn lease_is_renewed_over_many_ttls() {
 
 #[test]
 fn unknown_renewal_moves_no_deadline_and_is_repeated() {
-    let store = ScriptedStore::new();
-    let (keeper, events) = observed(store.builder());
-    let guard = keeper.lock("a").unwrap();
-    store.renewals("a", Renewals::Fail);
-    store.next_renewal("a");
-    // The next renewal is counted from when the answer of this one is seen.
-    events.expect(Event::RenewalUnknown);
-    assert_eq!(guard.remaining(), 7 * SECOND);
-    store.renewals("a", Renewals::Work);
-    store.next_renewal("a");
-    wait_until_renewed(&guard);
+    for how in [Renewals::Fail, Renewals::Unreachable, Renewals::Panic] {
+        let store = ScriptedStore::new();
+        let (keeper, events) = observed(store.builder());
+        let guard = keeper.lock("a").unwrap();
+        store.renewals("a", how);
+        store.next_renewal("a");
+        // The next renewal is counted from when the answer of this one is seen.
+        events.expect(Event::RenewalUnknown);
+        assert_eq!(guard.remaining(), 7 * SECOND, "{how:?}");
+        store.renewals("a", Renewals::Work);
+        store.next_renewal("a");
+        wait_until_renewed(&guard);
+    }
 }
 
 #[test]

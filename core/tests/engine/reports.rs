@@ -1,6 +1,6 @@
 //! What observers are told of acquisitions, releases and outages.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -120,7 +120,9 @@ fn acquisitions_and_releases_tell_mode_outcome_and_times() {
         "Ok(Done) after 1s shared a",
     ]);
     store.grants(Grants::Late(SECOND));
-    drop(keeper.semaphore("a", 2).unwrap().acquire().unwrap());
+    let permit = keeper.semaphore("a", 2).unwrap().acquire().unwrap();
+    assert_eq!(permit.remaining(), 10 * SECOND, "counted from the request");
+    drop(permit);
     told.expect([
         "requested permit a",
         "granted after 1s permit a",
@@ -167,6 +169,79 @@ fn every_name_of_a_set_has_a_beginning_and_an_end() {
         "Some(Unavailable) exclusive a",
     ]);
     told.expect_nothing();
+}
+
+/// Panics at every event, and says before that there was one.
+struct Panics(Mutex<Sender<()>>);
+
+impl Panics {
+    fn panic(&self) -> ! {
+        let _ = self.0.lock().unwrap().send(());
+        // Unlike `panic!`, this prints nothing.
+        resume_unwind(Box::new("as the test wants"))
+    }
+}
+
+impl Observer for Panics {
+    fn requested(&self, _: &ObservedLock<'_>) {
+        self.panic();
+    }
+
+    fn acquired(&self, _: &ObservedLock<'_>, _: FencingToken, _: Duration, _: bool) {
+        self.panic();
+    }
+
+    fn contended(&self, _: &ObservedLock<'_>) {
+        self.panic();
+    }
+
+    fn not_acquired(&self, _: &ObservedLock<'_>, _: Duration, _: Option<&Error>) {
+        self.panic();
+    }
+
+    fn renewed(&self, _: &ObservedLock<'_>, _: FencingToken) {
+        self.panic();
+    }
+
+    fn lost(&self, _: &ObservedLock<'_>, _: FencingToken) {
+        self.panic();
+    }
+
+    fn released(
+        &self,
+        _: &ObservedLock<'_>,
+        _: FencingToken,
+        _: Duration,
+        _: &Result<Released, Error>,
+    ) {
+        self.panic();
+    }
+}
+
+#[test]
+fn observer_that_panics_does_no_harm() {
+    let store = ScriptedStore::new();
+    let (sender, events) = mpsc::channel();
+    let panics = Arc::new(Panics(Mutex::new(sender)));
+    let keeper = store.builder().observer(panics).build().unwrap();
+    let expect = |count| (0..count).for_each(|_| events.recv_timeout(LIMIT).unwrap());
+    let guard = keeper.lock("a").unwrap();
+    expect(2);
+    for _ in 0..6 {
+        store.next_renewal("a");
+        wait_until_renewed(&guard);
+        expect(1);
+    }
+    assert!(keeper.try_lock("a").unwrap().is_none());
+    expect(3);
+    assert_eq!(guard.release().unwrap(), Released::Done);
+    expect(1);
+    let lost = keeper.acquire("a", &fixed(SECOND)).unwrap().unwrap();
+    store.clock.advance(SECOND);
+    wait_until_lost(&lost);
+    drop(lost);
+    expect(4);
+    assert!(events.try_recv().is_err());
 }
 
 #[test]

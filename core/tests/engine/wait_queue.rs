@@ -63,11 +63,14 @@ fn waiting_threads_cost_the_store_one_acquisition_and_tokens_grow_by_one() {
 #[test]
 fn handover_is_bounded_by_count_and_by_time() {
     type Bound = fn(LockKeeperBuilder) -> LockKeeperBuilder;
-    let bounds: [(Bound, usize, usize); 3] = [
+    const FIXED: LeasePolicy = LeasePolicy::Fixed { ttl: LIMIT };
+    let bounds: [(Bound, usize, usize); 4] = [
         // The holder and three waiters, then four, then the last.
         (|builder| builder.handover_max(3), 8, 3),
         (|builder| builder.handover_max(0), 4, 5),
         (|builder| builder.handover_time(Duration::ZERO), 4, 5),
+        // A fixed lease ends with its guard.
+        (|builder| builder.lease(FIXED), 4, 5),
     ];
     for (bound, waiters, acquisitions) in bounds {
         let store = ScriptedStore::new();
@@ -233,13 +236,21 @@ fn settings_out_of_bounds_never_reach_the_store() {
     ] {
         assert_eq!(acquire("a", options), kind);
     }
-    for name in ["", &"x".repeat(513)] {
+    for name in ["", &"x".repeat(513), &"자".repeat(171)] {
         assert_eq!(acquire(name, AcquireOptions::new()), ErrorKind::InvalidName);
     }
-    assert_fails(
-        store.builder().handover_max(128).build(),
-        ErrorKind::InvalidValue,
-    );
+    let builder = || store.builder();
+    let fixed = |ttl| builder().lease(LeasePolicy::Fixed { ttl });
+    let wait = Wait::AtMost(Duration::MAX);
+    for (builder, kind) in [
+        (fixed(Duration::ZERO), ErrorKind::InvalidTtl),
+        (fixed(Duration::MAX), ErrorKind::InvalidTtl),
+        (fixed(Duration::from_millis(99)), ErrorKind::TtlTooShort),
+        (builder().wait(wait), ErrorKind::InvalidWait),
+        (builder().handover_max(128), ErrorKind::InvalidValue),
+    ] {
+        assert_fails(builder.build(), kind);
+    }
     assert_eq!(store.count("a", "acquire"), 0);
 }
 
