@@ -242,50 +242,6 @@ fn each_mistake_has_its_own_kind_and_reaches_no_store() {
     assert_eq!(far.0.load(Ordering::SeqCst), 0, "a store was contacted");
 }
 
-/// A fallback that cannot be opened would be found only in the outage that it is listed for.
-#[cfg(all(
-    feature = "etcd",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "quorum",
-    feature = "redis",
-    feature = "sqlite"
-))]
-#[test]
-fn fallback_is_checked_though_the_first_store_is_up() {
-    let drivers = lockkeeper::backend::drivers();
-    for (fallback, says) in [
-        ("memory://b", "no host, port or user"),
-        ("sqlite://srv/l.db", "no host"),
-        ("sqlite:", "needs the path"),
-        ("redis:b", "names no host"),
-        ("redis://b/zero", "`db` takes"),
-        ("redis://me@b", "without a password"),
-        ("redis://b?ca_file=/ca.pem", "is for TLS"),
-        ("unix://b/redis.sock", "takes a socket's path"),
-        ("redis+sentinel://b,c", "name by which they watch"),
-        ("redis+cluster://b,c/1", "no database"),
-        ("redis+cluster://b,c?db=1", "no database but 0"),
-        ("mysql:shop", "names no host"),
-        ("mysql://me@b?socket=/run/mysqld.sock", "say one of them"),
-        ("mysql://b/shop?db=shop", "`db` is given twice"),
-        ("mariadb:?socket=/run/m.sock&tls=on", "not encrypted"),
-        ("postgres:shop", "names no host"),
-        ("postgres://b/shop", "names no user"),
-        ("etcd:b", "names no host"),
-        ("etcd://b/shop", "has no path"),
-        ("etcd://me@b", "both `user` and `password`"),
-        (
-            "quorum:?member=memory:a&member=memory:b&member=sqlite://srv/l.db",
-            "no host",
-        ),
-    ] {
-        let config = Config::from_url("memory:").unwrap().fallback(fallback);
-        let error = drivers.open(&config).expect_err(fallback);
-        assert!(error.to_string().contains(says), "{fallback}: {error}");
-    }
-}
-
 #[test]
 fn no_error_contains_secrets() {
     let far = Unreachable::default();

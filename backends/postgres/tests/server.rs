@@ -31,14 +31,8 @@ mod pooler;
 #[path = "server/proof.rs"]
 mod proof;
 #[cfg(unix)]
-#[path = "server/sessions.rs"]
-mod sessions;
-#[cfg(unix)]
 #[path = "server/standby.rs"]
 mod standby;
-#[cfg(unix)]
-#[path = "server/stopped.rs"]
-mod stopped;
 #[cfg(unix)]
 #[path = "server/store.rs"]
 mod store;
@@ -55,10 +49,8 @@ fn main() -> std::process::ExitCode {
         crashes::CASES,
         admin::CASES,
         proof::CASES,
-        sessions::CASES,
         batches::CASES,
         supplied::CASES,
-        stopped::CASES,
     ];
     let mut trials = suite::trials(cases.into_iter().flatten().copied());
     trials.extend(pooler::trials());

@@ -12,11 +12,10 @@ use lockkeeper_core::{
 use lockkeeper_mysql::MySqlProvider;
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
-use crate::store::{Case, WAIT_LIMIT, open, options, start};
+use crate::store::{Case, WAIT_LIMIT, open, options, start, waiters};
 
 pub(crate) const CASES: &[Case] = cases![
     columns_are_evaluated_in_order,
-    each_operation_has_its_answer,
     long_batch_is_one_statement,
     batch_on_killed_session_tries_elsewhere,
     name_is_granted_to_one_of_two_batches,
@@ -144,49 +143,6 @@ fn columns_are_evaluated_in_order(kind: MySqlKind) {
     assert_eq!(columns, [one, one, None, one, one, one, None]);
 }
 
-fn each_operation_has_its_answer(kind: MySqlKind) {
-    let server = start(kind);
-    let rival = open(&server, "");
-    let theirs = rival.lock("busy").unwrap();
-    let provider = provider(&server);
-    let [mut kept, mut freed, mut gone, mut lost] =
-        taken(&provider, ["kept", "freed", "gone", "lost"]);
-    for lease in [&mut gone, &mut lost] {
-        let released = Backend::release(&provider, lease, deadline());
-        assert_eq!(released.unwrap(), Released::Done);
-    }
-    // Its former lease must not free it.
-    let _again = taken(&provider, ["gone"]);
-    let before = commands(&provider);
-    let batch = Batch {
-        tries: &["new", "busy"],
-        releases: vec![&mut freed, &mut gone],
-        renewals: vec![&mut kept, &mut lost],
-    };
-    let (tried, released, renewed) = batch.run(&provider, TTL);
-    assert_eq!(commands(&provider) - before, 1);
-    let [Ok(Some(_)), Ok(None)] = &tried[..] else {
-        panic!("{tried:?}");
-    };
-    let released: Vec<_> = released.into_iter().map(Result::unwrap).collect();
-    assert_eq!(released, [Released::Done, Released::AlreadyLost]);
-    let renewed: Vec<_> = renewed.into_iter().map(Result::unwrap).collect();
-    assert_eq!(renewed, [Renewal::Renewed, Renewal::Lost]);
-    let (names, sessions) = held(&server);
-    assert_eq!(names, ["busy", "gone", "kept", "new"]);
-    assert_eq!(sessions.len(), 2);
-    drop(theirs);
-    // The server frees a name behind the lease's back.
-    let id = server.held().unwrap().remove(0).1;
-    server.execute(&format!("KILL {id}")).unwrap();
-    let batch = Batch {
-        renewals: vec![&mut kept],
-        ..Batch::default()
-    };
-    let (_, _, renewed) = batch.run(&provider, TTL);
-    assert_eq!(*renewed[0].as_ref().unwrap(), Renewal::Lost);
-}
-
 /// Each grant of a name has a larger epoch.
 fn long_batch_is_one_statement(kind: MySqlKind) {
     let server = start(kind);
@@ -295,10 +251,7 @@ fn batch_waits_for_no_connection(kind: MySqlKind) {
     thread::scope(|scope| {
         // A batch that waits for the connection gets it at the end of this wait.
         let waiting = scope.spawn(|| keeper.try_lock_for("theirs", WAIT_LIMIT / 3));
-        until("the keeper waits in the server", || {
-            let sessions = server.sessions().unwrap();
-            sessions.iter().any(|session| session.state == "User lock")
-        });
+        until("the keeper waits in the server", || waiters(&server) == 1);
         let batch = Batch {
             tries: &["needs a connection"],
             renewals: vec![&mut kept],

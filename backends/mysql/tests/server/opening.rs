@@ -6,20 +6,15 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Config, Drivers, Error, ErrorKind, LockKeeper, Observer};
 use lockkeeper_mysql::MySqlDriver;
-use lockkeeper_testkit::{Certificates, MySqlKind, MySqlOptions, MySqlServer, cases, until};
+use lockkeeper_testkit::{Certificates, MySqlKind, MySqlOptions, MySqlServer, cases};
 
 use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
 
 pub(crate) const CASES: &[Case] = cases![
-    settings_are_checked_before_connecting,
-    numbers_have_bounds,
     options_of_the_application_come_back,
     missing_rights,
-    opening_without_server,
-    stopped_server,
     tls,
     password_is_given_to_a_known_server_only,
-    server_without_free_connections,
     read_only_server_gives_warning,
     unix_socket,
     tokens_grow_over_quick_restarts,
@@ -46,67 +41,6 @@ fn says_why(url: &str, error: &Error, kind: ErrorKind, says: &[&str]) {
         !text.contains("s3cret") && !text.contains(MySqlServer::PASSWORD),
         "{text}"
     );
-}
-
-/// No server listens on the port, and none is needed.
-fn numbers_have_bounds(_: MySqlKind) {
-    for (key, value, range) in [
-        ("pool_size", "0", "1 to 1000"),
-        ("pool_size", "1001", "1 to 1000"),
-        ("pool_size", "4000000000", "1 to 1000"),
-        ("pool_size", "40000000000", "1 to 1000"),
-        ("pool_size", "-1", "1 to 1000"),
-        ("connect_timeout", "0s", "1ms to 1day"),
-        ("connect_timeout", "2days", "1ms to 1day"),
-        ("response_timeout", "1us", "1ms to 1day"),
-        ("response_timeout", "25h", "1ms to 1day"),
-    ] {
-        let url = format!("mysql://127.0.0.1:1/?{key}={value}");
-        refused(&url, ErrorKind::InvalidValue, &[key, range, value]);
-    }
-}
-
-fn settings_are_checked_before_connecting(_: MySqlKind) {
-    // No server listens on the port, and none is needed.
-    use ErrorKind::{InvalidUrl, InvalidValue, UnknownKey};
-    for (rest, kind, word) in [
-        ("", InvalidUrl, "host"),
-        ("//127.0.0.1:1/?socket=/x", InvalidUrl, "socket"),
-        ("//127.0.0.1:1/a?db=b", InvalidValue, "db"),
-        (
-            "//a:s3cret@127.0.0.1:1/?password=s3cret",
-            InvalidValue,
-            "password",
-        ),
-        ("//127.0.0.1:1/?pool_size=0", InvalidValue, "pool_size"),
-        (
-            "//127.0.0.1:1/?connect_timeout=0s",
-            InvalidValue,
-            "connect_timeout",
-        ),
-        (
-            "//127.0.0.1:1/?response_timeout=x",
-            InvalidValue,
-            "response_timeout",
-        ),
-        ("//127.0.0.1:1/?tls=maybe", InvalidValue, "tls"),
-        ("//127.0.0.1:1/?ca_file=/x", InvalidValue, "tls=on"),
-        (
-            "//127.0.0.1:1/?tls=on&ca_file=/nowhere",
-            InvalidValue,
-            "ca_file",
-        ),
-        ("?socket=/x&tls=on", InvalidValue, "socket"),
-        ("//127.0.0.1:1/?poolsize=2", UnknownKey, "pool_size"),
-        // What other clients call it.
-        ("//127.0.0.1:1/?ssl-mode=s3cret", UnknownKey, "`tls=on`"),
-        ("//127.0.0.1:1/?useSSL=true", UnknownKey, "`tls=on`"),
-        ("//127.0.0.1:1/?ssl-ca=/x", UnknownKey, "`ca_file`"),
-    ] {
-        for scheme in ["mysql", "mariadb"] {
-            refused(&format!("{scheme}:{rest}"), kind, &[word]);
-        }
-    }
 }
 
 fn options_of_the_application_come_back(_: MySqlKind) {
@@ -216,33 +150,6 @@ fn password_is_given_to_a_known_server_only(kind: MySqlKind) {
     drop(try_open(&with_timeouts(&socket)).unwrap());
 }
 
-fn opening_without_server(_: MySqlKind) {
-    refused(
-        "mysql://127.0.0.1:1/",
-        ErrorKind::Unavailable,
-        &["127.0.0.1:1", "refused"],
-    );
-    refused(
-        "mysql://no-such-host.invalid/",
-        ErrorKind::Unavailable,
-        &["no-such-host"],
-    );
-    refused(
-        "mysql:?socket=/nowhere.sock",
-        ErrorKind::Unavailable,
-        &["/nowhere.sock"],
-    );
-}
-
-fn stopped_server(kind: MySqlKind) {
-    let server = start(kind);
-    server.stop().unwrap();
-    let url = format!("{}?connect_timeout=300ms", server.url());
-    refused(&url, ErrorKind::Unavailable, &["says nothing"]);
-    server.cont().unwrap();
-    drop(open(&server, "").lock("a").unwrap());
-}
-
 fn tls(kind: MySqlKind) {
     let server = MySqlServer::start(kind, &MySqlOptions::new().tls()).unwrap();
     let trusted = server
@@ -302,45 +209,6 @@ fn tls(kind: MySqlKind) {
     let plain = start(kind);
     let url = format!("{}?tls=on&ca_file={trusted}", plain.url());
     refused(&url, ErrorKind::Incompatible, &["TLS", "tls=off"]);
-}
-
-fn server_without_free_connections(kind: MySqlKind) {
-    let options = MySqlOptions::new().config("max-connections", "10");
-    let server = MySqlServer::start(kind, &options).unwrap();
-    let conn = || mysql::Conn::new(mysql::Opts::from_url(&server.url()).unwrap());
-    let (first, other) = (open(&server, ""), open(&server, ""));
-    let busy = other.lock("busy").unwrap();
-    let mut all = Vec::new();
-    let mut refusal = None;
-    // The server may still be closing a connection of its start.
-    until("the server has no free connection", || {
-        while let Ok(one) = conn() {
-            all.push(one);
-        }
-        refusal = try_open(&server.url()).err();
-        refusal.is_some()
-    });
-    says_why(
-        &server.url(),
-        &refusal.unwrap(),
-        ErrorKind::Unavailable,
-        &["max_connections", "pool_size"],
-    );
-    // A keeper that holds a session locks free names on it; without a further connection it polls.
-    let held = ["a", "b"].map(|name| first.lock(name).unwrap());
-    // At its end, a wait is short of time for a reply of a busy server.
-    let is_busy = || match first.try_lock_for("busy", Duration::from_secs(1)) {
-        Ok(granted) => granted.is_none(),
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
-            false
-        }
-    };
-    until("the lock is busy", is_busy);
-    drop(all);
-    until("the lock is still busy", is_busy);
-    drop((held, busy));
-    drop(first.lock("busy").unwrap());
 }
 
 #[derive(Default)]

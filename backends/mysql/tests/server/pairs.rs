@@ -10,7 +10,7 @@ use lockkeeper_core::{
 };
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
-use crate::store::{Case, open, start};
+use crate::store::{Case, open, start, waiters};
 
 pub(crate) const CASES: &[Case] = cases![
     pairs_in_one_process,
@@ -109,11 +109,6 @@ fn names_requested_at_once_share_connections(kind: MySqlKind) {
     assert_eq!(held.unwrap().len() as u64, THREADS);
 }
 
-fn waiting(server: &MySqlServer) -> usize {
-    let sessions = server.sessions().unwrap();
-    sessions.iter().filter(|it| it.state == "User lock").count()
-}
-
 /// Has the keeper wait for a name in the server, and returns its guard.
 fn waited_for(
     server: &MySqlServer,
@@ -124,7 +119,7 @@ fn waited_for(
     let held = rival.lock(name).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| keeper.lock(name));
-        until("the keeper waits in the server", || waiting(server) == 1);
+        until("the keeper waits in the server", || waiters(server) == 1);
         drop(held);
         waits.join().unwrap().unwrap()
     })
@@ -142,7 +137,7 @@ fn waits_leave_a_connection_for_free_names(kind: MySqlKind) {
         let lock = |name| keeper.lock(name).map(LockGuard::release);
         let threads = names.map(|name| scope.spawn(move || lock(name)));
         let cancelled = scope.spawn(|| keeper.acquire("e", &options));
-        until("two threads wait in the server", || waiting(&server) == 2);
+        until("two threads wait in the server", || waiters(&server) == 2);
         for secs in [5, 6, 7] {
             let policy = LeasePolicy::Renewed {
                 ttl: Duration::from_secs(secs),
@@ -154,7 +149,7 @@ fn waits_leave_a_connection_for_free_names(kind: MySqlKind) {
         let error = cancelled.join().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         until("two of the others wait in the server", || {
-            waiting(&server) == 2
+            waiters(&server) == 2
         });
         drop(held);
         for thread in threads {
@@ -179,7 +174,7 @@ fn holders_wait_without_a_connection(kind: MySqlKind) {
         until("both threads have found their name busy", || {
             sent() >= before + 4
         });
-        assert_eq!(waiting(&server), 0);
+        assert_eq!(waiters(&server), 0);
         drop(held);
         for thread in threads {
             drop(thread.join().unwrap().unwrap());

@@ -3,18 +3,15 @@
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{
-    AcquireOptions, CommitProof, ErrorKind, LeasePolicy, LockGuard, LockName, ProofValue,
-};
+use lockkeeper_core::{AcquireOptions, CommitProof, ErrorKind, LeasePolicy, LockName, ProofValue};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 use mysql::prelude::Queryable;
-use mysql::{Conn, Opts, Row, TxOpts, Value};
+use mysql::{Conn, Opts, Row, Value};
 
 use crate::admin::soon;
 use crate::store::{Case, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = cases![
-    late_commit_is_refused,
     proof_is_for_one_lease_only,
     proof_fits_one_server_only,
     proofs_outlast_the_counter_of_epochs,
@@ -22,12 +19,7 @@ pub(crate) const CASES: &[Case] = cases![
 ];
 
 fn application(server: &MySqlServer) -> Conn {
-    let mut app = Conn::new(Opts::from_url(&server.url()).unwrap()).unwrap();
-    app.query_drop("CREATE TABLE IF NOT EXISTS product (id INT PRIMARY KEY, stock INT)")
-        .unwrap();
-    app.query_drop("REPLACE INTO product VALUES (7, 100)")
-        .unwrap();
-    app
+    Conn::new(Opts::from_url(&server.url()).unwrap()).unwrap()
 }
 
 /// Returns what the proof says, whose two forms must agree.
@@ -47,45 +39,6 @@ fn held(app: &mut impl Queryable, proof: &CommitProof<'_>) -> i64 {
     let prepared: Option<i64> = app.exec_first(proof.statement(), params).unwrap();
     assert_eq!(prepared, Some(text), "{proof:?}");
     text
-}
-
-/// Writes, and commits if the guard is still held.
-fn sell(app: &mut Conn, guard: &LockGuard, before_commit: impl FnOnce()) -> bool {
-    let proof = guard.commit_proof().unwrap();
-    let mut transaction = app.start_transaction(TxOpts::default()).unwrap();
-    transaction
-        .query_drop("UPDATE product SET stock = stock - 1 WHERE id = 7")
-        .unwrap();
-    before_commit();
-    let checked = proof.check(held(&mut transaction, &proof));
-    match &checked {
-        Ok(()) => transaction.commit().unwrap(),
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-            transaction.rollback().unwrap();
-        }
-    }
-    checked.is_ok()
-}
-
-fn late_commit_is_refused(kind: MySqlKind) {
-    let server = start(kind);
-    let keeper = open(&server, "namespace=shop");
-    let mut app = application(&server);
-    let guard = keeper.lock("Product 7").unwrap();
-    assert!(sell(&mut app, &guard, || {}));
-
-    // The holder's session is killed before the commit, whether or not the guard knows by then.
-    let next = open(&server, "namespace=shop");
-    let refused = !sell(&mut app, &guard, || {
-        let (_, session) = server.held().unwrap().remove(0);
-        server.execute(&format!("KILL {session}")).unwrap();
-        until("the name is free", || server.held().unwrap().is_empty());
-        drop(next.lock("Product 7").unwrap());
-    });
-    assert!(refused, "the late commit went through");
-    let stock: Option<i64> = app.query_first("SELECT stock FROM product").unwrap();
-    assert_eq!(stock, Some(99));
 }
 
 fn proof_is_for_one_lease_only(kind: MySqlKind) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockGuard};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own, waiters};
 
 pub(crate) const CASES: &[Case] = cases![
     refused_release_leaves_no_name_behind,
@@ -107,15 +107,7 @@ fn late_cancel_spares_next_call_on_connection(kind: MySqlKind) {
         let (keeper, options) = (keeper.clone(), AcquireOptions::new().cancel(&cancel));
         thread::spawn(move || keeper.acquire("a", &options.wait(WAIT_LIMIT)).map(drop))
     };
-    until("the keeper waits in the server", || {
-        let sessions = server.sessions().unwrap();
-        sessions.iter().any(|session| {
-            session
-                .statement
-                .as_deref()
-                .is_some_and(|sql| sql.contains("GET_LOCK"))
-        })
-    });
+    until("the keeper waits in the server", || waiters(&server) == 1);
     let canceller = thread::spawn(move || cancel.cancel());
     is_blocked.recv_timeout(WAIT_LIMIT).unwrap();
     holder.release().unwrap();

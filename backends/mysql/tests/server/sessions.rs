@@ -5,25 +5,21 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released,
-    WaitOutcome,
+    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released, WaitOutcome,
 };
 use lockkeeper_mysql::{MySqlOptions, MySqlProvider};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
-use crate::store::{Case, WAIT_LIMIT, open, options, start};
+use crate::store::{Case, WAIT_LIMIT, open, options, start, waiters};
 
 pub(crate) const CASES: &[Case] = cases![
     lock_costs_two_statements,
     thousand_names_on_few_connections,
     exhausted_pool_has_its_own_error,
-    waiting_threads_share_one_connection,
     closed_connection_is_replaced,
     lease_expires_on_session_in_use,
     name_is_not_locked_twice_on_one_session,
     stalled_server_costs_no_lease,
-    other_ttls_use_other_sessions,
-    cancelled_wait_leaves_nothing,
     applications_pool_is_not_used,
 ];
 
@@ -73,10 +69,7 @@ fn thousand_names_on_few_connections(kind: MySqlKind) {
     let theirs = other.lock("theirs").unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| keeper.try_lock_for("theirs", WAIT_LIMIT));
-        until("the keeper waits in the server", || {
-            let sessions = server.sessions().unwrap();
-            sessions.iter().any(|session| session.state == "User lock")
-        });
+        until("the keeper waits in the server", || waiters(&server) == 1);
         assert_eq!(theirs.release().unwrap(), Released::Done);
         assert!(waiting.join().unwrap().unwrap().is_some());
     });
@@ -99,10 +92,7 @@ fn exhausted_pool_has_its_own_error(kind: MySqlKind) {
             let keeper = &keeper;
             scope.spawn(move || drop(keeper.try_lock_for(name, WAIT_LIMIT).unwrap().unwrap()));
         }
-        until("both threads wait", || {
-            let sessions = server.sessions().unwrap();
-            sessions.iter().filter(|s| s.state == "User lock").count() == 2
-        });
+        until("both threads wait", || waiters(&server) == 2);
         // A free name is locked on the session that holds a name already.
         drop(keeper.try_lock("c").unwrap().unwrap());
         let error = keeper.acquire(
@@ -125,26 +115,6 @@ fn exhausted_pool_has_its_own_error(kind: MySqlKind) {
         connections(&server) == 3 + usize::try_from(holders).unwrap()
     });
     drop(own);
-}
-
-fn waiting_threads_share_one_connection(kind: MySqlKind) {
-    let server = start(kind);
-    // A connection without a reply would be replaced.
-    let [holder, keeper] = [(); 2].map(|()| open(&server, "response_timeout=30s"));
-    let held = holder.lock("a").unwrap();
-    thread::scope(|scope| {
-        for _ in 0..100 {
-            scope.spawn(|| drop(keeper.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap()));
-        }
-        until("a thread waits in the server", || {
-            let sessions = server.sessions().unwrap();
-            sessions.iter().any(|session| session.state == "User lock")
-        });
-        assert_eq!(connections(&server), 2);
-        drop(held);
-    });
-    // The connection of a long hold is closed.
-    assert!(keeper.usage().unwrap().connections <= 1);
 }
 
 /// An idle connection ends with its wait_timeout, which no caller notices.
@@ -237,52 +207,6 @@ fn stalled_server_costs_no_lease(kind: MySqlKind) {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     assert_eq!(server.held().unwrap(), []);
-}
-
-fn other_ttls_use_other_sessions(kind: MySqlKind) {
-    let server = start(kind);
-    let keeper = open(&server, "pool_size=2&ttl=30s");
-    let lease = |secs| {
-        AcquireOptions::new().lease(LeasePolicy::Renewed {
-            ttl: Duration::from_secs(secs),
-        })
-    };
-    let names = [("a", 30), ("b", 5), ("c", 30), ("d", 5)];
-    let guards = names.map(|(name, secs)| keeper.acquire(name, &lease(secs)).unwrap().unwrap());
-    let held = server.held().unwrap();
-    let session = |name: &str| {
-        let found = held
-            .iter()
-            .find(|(held, _)| held == &format!("default:{name}"));
-        found.unwrap().1
-    };
-    assert_eq!(session("a"), session("c"));
-    assert_eq!(session("b"), session("d"));
-    assert_ne!(session("a"), session("b"));
-    drop(guards);
-}
-
-fn cancelled_wait_leaves_nothing(kind: MySqlKind) {
-    let server = start(kind);
-    let held = open(&server, "");
-    let held = held.lock("a").unwrap();
-    let keeper = open(&server, "");
-    let cancel = CancelToken::new();
-    thread::scope(|scope| {
-        let waits = scope
-            .spawn(|| keeper.acquire("a", &AcquireOptions::new().wait_forever().cancel(&cancel)));
-        until("the keeper waits in the server", || {
-            let sessions = server.sessions().unwrap();
-            sessions.iter().any(|session| session.state == "User lock")
-        });
-        cancel.cancel();
-        let error = waits.join().unwrap().expect_err("it was cancelled");
-        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
-    });
-    assert_eq!(keeper.usage().unwrap().connections, 0);
-    until("only the holder is connected", || connections(&server) == 1);
-    held.release().unwrap();
-    drop(keeper.try_lock("a").unwrap().unwrap());
 }
 
 /// The provider uses the options of the application's pool, and none of its connections.

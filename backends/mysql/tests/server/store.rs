@@ -49,3 +49,9 @@ pub(crate) fn options(server: &MySqlServer) -> lockkeeper_mysql::MySqlOptions {
         .response_timeout(REPLY_LIMIT)
         .connect_timeout(REPLY_LIMIT)
 }
+
+/// Returns how many sessions wait for a name.
+pub(crate) fn waiters(server: &MySqlServer) -> usize {
+    let sessions = server.sessions().unwrap();
+    sessions.iter().filter(|it| it.state == "User lock").count()
+}

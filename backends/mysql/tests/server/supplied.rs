@@ -14,7 +14,7 @@ use mysql::prelude::Queryable;
 use mysql::{Opts, OptsBuilder};
 use r2d2::{ManageConnection, Pool, PooledConnection};
 
-use crate::store::{Case, REPLY_LIMIT, WAIT_LIMIT, open, start, start_own};
+use crate::store::{Case, REPLY_LIMIT, WAIT_LIMIT, open, start, start_own, waiters};
 
 pub(crate) const CASES: &[Case] = cases![
     made_connections_hold_locks,
@@ -176,10 +176,7 @@ fn session_in_doubt_is_closed_and_replaced(kind: MySqlKind) {
     let options = AcquireOptions::new().wait_forever().cancel(&cancel);
     thread::scope(|scope| {
         let waits = scope.spawn(|| keeper.acquire("a", &options).map(drop));
-        until("the keeper waits in the server", || {
-            let sessions = server.sessions().unwrap();
-            sessions.iter().any(|session| session.state == "User lock")
-        });
+        until("the keeper waits in the server", || waiters(&server) == 1);
         cancel.cancel();
         let error = waits.join().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);

@@ -14,11 +14,8 @@ use crate::admin::found;
 use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
 
 pub(crate) const CASES: &[Case] = cases![
-    settings_are_checked_before_connecting,
     ways_to_log_in,
     missing_rights,
-    opening_without_server,
-    stopped_server,
     replies_in_drops_end_by_their_deadline,
     tls,
     client_certificates,
@@ -28,7 +25,6 @@ pub(crate) const CASES: &[Case] = cases![
     locations_of_databases_differ,
     replica_is_refused,
     server_without_advisory_locks_is_refused,
-    unix_socket,
     limits_for_applications_do_not_count,
 ];
 
@@ -52,53 +48,6 @@ pub(crate) fn says_why(url: &str, error: &Error, kind: ErrorKind, says: &[&str])
         !text.contains("s3cret") && !text.contains(PostgresServer::PASSWORD),
         "{text}"
     );
-}
-
-fn settings_are_checked_before_connecting(_: PostgresKind) {
-    // No server listens on the port, and none is needed.
-    use ErrorKind::{InvalidUrl, InvalidValue, UnknownKey};
-    for (rest, kind, word) in [
-        ("", InvalidUrl, "host"),
-        ("//u@127.0.0.1:1/?socket=/x", InvalidUrl, "socket"),
-        ("//127.0.0.1:1/", InvalidValue, "user"),
-        ("//u@127.0.0.1:1/a?db=b", InvalidValue, "db"),
-        ("//u@127.0.0.1:1/a%00b", InvalidValue, "NUL"),
-        (
-            "//u:s3cret@127.0.0.1:1/?password=s3cret",
-            InvalidValue,
-            "password",
-        ),
-        ("//u@127.0.0.1:1/?pool_size=0", InvalidValue, "pool_size"),
-        ("//u@127.0.0.1:1/?tls=maybe", InvalidValue, "tls"),
-        ("//u@127.0.0.1:1/?ca_file=/x", InvalidValue, "tls=on"),
-        (
-            "//u@127.0.0.1:1/?tls=on&ca_file=/nowhere",
-            InvalidValue,
-            "ca_file",
-        ),
-        ("?socket=/x&user=u&tls=on", InvalidValue, "socket"),
-        ("//u@127.0.0.1:1/?poolsize=2", UnknownKey, "pool_size"),
-        // What other clients call it.
-        ("//u@127.0.0.1:1/?sslmode=s3cret", UnknownKey, "`tls=on`"),
-        ("//u@127.0.0.1:1/?sslrootcert=/x", UnknownKey, "`ca_file`"),
-        ("//u@127.0.0.1:1/?sslcert=/x", UnknownKey, "`cert_file`"),
-        ("//u@127.0.0.1:1/?sslkey=/x", UnknownKey, "`key_file`"),
-        (
-            "//u@127.0.0.1:1/?application_name=x",
-            UnknownKey,
-            "leave it out",
-        ),
-        ("//u@127.0.0.1:1/?connect_timeout=10", InvalidValue, "30s"),
-        (
-            "//u@127.0.0.1:1/?cert_file=/x&key_file=/x",
-            InvalidValue,
-            "tls=on",
-        ),
-    ] {
-        for scheme in ["postgres", "postgresql"] {
-            refused(&format!("{scheme}:{rest}"), kind, &[word]);
-        }
-    }
 }
 
 fn ways_to_log_in(kind: PostgresKind) {
@@ -166,35 +115,7 @@ fn missing_rights(kind: PostgresKind) {
     );
 }
 
-fn opening_without_server(_: PostgresKind) {
-    let unavailable = ErrorKind::Unavailable;
-    refused(
-        "postgres://u@127.0.0.1:1/",
-        unavailable,
-        &["127.0.0.1:1", "refused"],
-    );
-    refused(
-        "postgres://u@no-such-host.invalid/",
-        unavailable,
-        &["no-such-host"],
-    );
-    refused(
-        "postgres:?socket=/nowhere.sock&user=u",
-        unavailable,
-        &["/nowhere.sock"],
-    );
-}
-
-fn stopped_server(kind: PostgresKind) {
-    let server = start(kind);
-    server.stop().unwrap();
-    let url = format!("{}?connect_timeout=300ms", server.url());
-    refused(&url, ErrorKind::Unavailable, &["says nothing"]);
-    server.cont().unwrap();
-    drop(open(&server, "").lock("a").unwrap());
-}
-
-/// Each byte comes within the time-outs, and the whole reply does not.
+/// Each byte comes within the time-outs, and the whole reply does not. The fault suite does that without TLS.
 fn replies_in_drops_end_by_their_deadline(kind: PostgresKind) {
     let server = PostgresServer::start(kind, &PostgresOptions::new().tls()).unwrap();
     let authority = &server.certificates().unwrap().authority;
@@ -378,7 +299,12 @@ fn locations_of_databases_differ(kind: PostgresKind) {
     let here = open(&server, "").location();
     assert!(here.ends_with("/shop?namespace=default"), "{here}");
     let url = server.url().replace("/shop", "/postgres");
-    assert_ne!(try_open(&url).unwrap().location(), here);
+    let other = try_open(&with_timeouts(&url)).unwrap();
+    assert_ne!(other.location(), here);
+    // They have locks of their own.
+    let keeper = open(&server, "");
+    let held = (keeper.lock("a").unwrap(), other.lock("a").unwrap());
+    assert!(held.0.is_held() && held.1.is_held());
     let socket = server.socket().display().to_string();
     let (user, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
     let url = format!("postgresql:?socket={socket}&user={user}&password={password}&db=shop");
@@ -407,20 +333,6 @@ fn server_without_advisory_locks_is_refused(kind: PostgresKind) {
         ErrorKind::Incompatible,
         &["advisory locks", "PostgreSQL itself"],
     );
-}
-
-fn unix_socket(kind: PostgresKind) {
-    let server = start(kind);
-    let (user, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
-    let socket = server.socket().display().to_string();
-    let url = format!("postgresql:?socket={socket}&user={user}&password={password}&db=shop");
-    let keeper = try_open(&with_timeouts(&url)).unwrap();
-    let held = keeper.lock("a").unwrap();
-    let other = open(&server, "");
-    let none = other.try_lock_for("a", Duration::from_secs(1)).unwrap();
-    assert!(none.is_none());
-    drop(held);
-    drop(other.lock("a").unwrap());
 }
 
 /// A database and a user can have limits of time, which would end a wait and begin it anew at the queue's end.
