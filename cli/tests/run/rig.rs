@@ -59,10 +59,8 @@ pub(crate) fn main(on_file: &[Case], on_redis: &[RedisCase], servers: Vec<Trial>
 }
 
 fn completed(outcome: Outcome) -> Result<Completion, Failed> {
-    Ok(match outcome {
-        Ok(()) => Completion::Completed,
-        Err(Skip(why)) => Completion::ignored_with(why),
-    })
+    let ignored = |Skip(why)| Completion::ignored_with(why);
+    Ok(outcome.map_or_else(ignored, |()| Completion::Completed))
 }
 
 /// A store, and a folder for the files of the commands.
