@@ -11,6 +11,7 @@ use crate::rig::{Outcome, Rig, SIBLING_ROUNDS, build};
 
 /// Threads that hold a name, with these modes in turn.
 struct Crowd {
+    /// A word, as in the command to another process.
     name: &'static str,
     modes: &'static [Mode],
 }
@@ -20,8 +21,9 @@ const CROWDS: [Crowd; 3] = [
         name: "lock",
         modes: &[Mode::Exclusive],
     },
+    // Mostly readers.
     Crowd {
-        name: "mostly readers",
+        name: "readers",
         modes: &[
             Mode::Shared,
             Mode::Shared,
