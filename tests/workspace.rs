@@ -188,11 +188,11 @@ impl Places<'_> {
             has_suite,
             &format!("the suite tests/SCHEME_faults of {name}, or its word in scripts/test"),
         );
-        let rig = self.read("cli/tests/run/rig.rs").to_lowercase();
-        let mut servers = schemes.iter().map(|scheme| format!("server::{scheme}("));
+        let list = self.read("cli/tests/run/servers.rs").to_lowercase();
+        let mut kinds = schemes.iter().map(|scheme| format!("{scheme}kind::"));
         self.want(
-            servers.any(|server| rig.contains(&server)),
-            &format!("the server of {name} in cli/tests/run/rig.rs"),
+            kinds.any(|kind| list.contains(&kind)),
+            &format!("the server of {name} in cli/tests/run/servers.rs"),
         );
     }
 
