@@ -123,7 +123,7 @@ impl Engine {
         let token = own.as_ref().unwrap_or(&closing.child);
         let began = self.clock.now();
         let end = self.end_of(deadline, began);
-        let steps = self.begin(names, terms, (deadline, end), token);
+        let steps = self.begin(names, terms, end, token);
         let [mut taken, mut unwanted] = [(); 2].map(|()| Taken::none(self, end));
         let mut refusal = None;
         for step in steps {
@@ -198,7 +198,7 @@ impl Engine {
         self: &'a Arc<Self>,
         names: &'a [LockName],
         terms: LeaseTerms,
-        (deadline, end): (Option<HostInstant>, HostInstant),
+        end: HostInstant,
         token: &'a CancelToken,
     ) -> Vec<Step<'a>> {
         let mut steps = Vec::new();
@@ -212,7 +212,6 @@ impl Engine {
                     let request = AcquireRequest {
                         mode: terms.mode,
                         cancel: Some(token),
-                        deadline,
                         end,
                         ..AcquireRequest::attempt(name, terms.policy.ttl(), &*self.clock)
                     };
