@@ -218,7 +218,7 @@ impl Hold {
             return false;
         }
         let until = self.renewed_until.load(Ordering::Acquire);
-        let verifies = renew_at == 0 || is_failing || !self.policy.is_renewed();
+        let verifies = renew_at == 0 || is_failing;
         // The holder may renew the lease at this moment, and that begins a new time.
         let replace = |value: &AtomicU64, old, new| {
             let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
