@@ -181,7 +181,8 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::iter;
+    use std::sync::mpsc::{RecvTimeoutError, channel};
 
     use super::*;
     use crate::clock::SystemClock;
@@ -201,5 +202,27 @@ mod tests {
             polled.recv_timeout(Duration::from_secs(30)).unwrap();
         }
         timer.stop();
+    }
+
+    #[test]
+    fn thread_ends_with_its_timer_or_when_that_is_stopped() {
+        for is_dropped in [true, false] {
+            let mut timer = Some(Timer::new(Arc::new(SystemClock)));
+            let (sender, polled) = channel();
+            let poll = move |_: Tick| {
+                sender.send(()).ok()?;
+                Some(HostInstant::NEVER)
+            };
+            let limit = Duration::from_secs(30);
+            timer.as_ref().unwrap().start("test-timer", poll).unwrap();
+            polled.recv_timeout(limit).expect("it polls once");
+            match is_dropped {
+                true => timer = None,
+                false => timer.as_ref().unwrap().stop(),
+            }
+            let ended = iter::repeat_with(|| polled.recv_timeout(limit)).find_map(Result::err);
+            assert_eq!(ended, Some(RecvTimeoutError::Disconnected));
+            drop(timer);
+        }
     }
 }

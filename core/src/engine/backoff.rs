@@ -61,3 +61,22 @@ impl Limits<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pause_doubles_up_to_its_bound_and_half_of_it_is_random() {
+        assert_eq!(backoff(0), Duration::ZERO);
+        for (retries, longest) in [(1, 10), (2, 20), (3, 40), (6, 250), (u32::MAX, 250)] {
+            let longest = Duration::from_millis(longest);
+            let pauses = [(); 100].map(|()| backoff(retries));
+            assert!(pauses.iter().all(|it| (longest / 2..=longest).contains(it)));
+            // Both halves of the range are drawn: that one is not happens once in 2^99 times.
+            let middle = longest / 4 * 3;
+            assert!(pauses.iter().any(|it| *it < middle));
+            assert!(pauses.iter().any(|it| *it > middle));
+        }
+    }
+}

@@ -78,3 +78,51 @@ impl Deadline {
 fn held_until(at: HostInstant) -> u64 {
     at.as_nanos().clamp(LOST + 1, RELEASED - 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: u64 = 1_000;
+
+    fn at(nanos: u64) -> HostInstant {
+        HostInstant::from_nanos(nanos)
+    }
+
+    #[test]
+    fn lease_is_held_before_its_deadline_and_never_after_it() {
+        let deadline = Deadline::new(at(AT));
+        assert_eq!(deadline.get(), at(AT));
+        assert_eq!(deadline.state(at(AT - 1)), Some(HoldState::Held));
+        assert_eq!(deadline.state(at(AT)), None);
+        assert!(!deadline.expire(at(AT - 1)));
+        // Only a later time replaces the deadline, and only before it has passed.
+        deadline.extend(at(AT - 1), || at(0));
+        deadline.extend(at(2 * AT), || at(AT));
+        assert_eq!(deadline.get(), at(AT));
+        deadline.extend(at(2 * AT), || at(AT - 1));
+        assert_eq!(deadline.get(), at(2 * AT));
+        assert!(!deadline.release(at(2 * AT)));
+        assert!(deadline.expire(at(2 * AT)));
+        for _ in 0..2 {
+            assert_eq!(deadline.state(at(0)), Some(HoldState::Lost));
+            deadline.extend(at(3 * AT), || at(0));
+            assert!(!deadline.expire(at(3 * AT)) && !deadline.release(at(0)) && !deadline.lose());
+        }
+        let [lost, released] = [(); 2].map(|()| Deadline::new(at(AT)));
+        assert!(lost.lose() && !lost.lose());
+        assert_eq!(lost.state(at(0)), Some(HoldState::Lost));
+        assert!(released.release(at(AT - 1)) && !released.lose());
+        assert_eq!(released.state(at(AT)), Some(HoldState::Released));
+        assert_eq!(released.get(), HostInstant::NEVER);
+    }
+
+    /// Both ends of time have a meaning of their own.
+    #[test]
+    fn lease_of_any_deadline_is_neither_lost_nor_released() {
+        assert_eq!(Deadline::new(at(0)).state(at(0)), Some(HoldState::Held));
+        let long = Deadline::new(HostInstant::NEVER);
+        assert_eq!(long.state(at(AT)), Some(HoldState::Held));
+        assert!(long.expire(HostInstant::NEVER));
+    }
+}

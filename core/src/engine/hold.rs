@@ -329,3 +329,108 @@ impl fmt::Debug for Hold {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Instant;
+
+    use super::acquired::Acquired;
+    use super::*;
+    use crate::clock::{Clock, ManualClock};
+
+    const LIMIT: Duration = Duration::from_secs(30);
+    const TTL: Duration = Duration::from_secs(12);
+
+    fn hold(asked_at: HostInstant) -> Hold {
+        Hold::new(
+            LockName::new("a").unwrap(),
+            LeaseTerms {
+                mode: Mode::Exclusive,
+                policy: LeasePolicy::Renewed { ttl: TTL },
+                max_hold: None,
+            },
+            Duration::ZERO,
+            Grant {
+                lease: ErasedLease::new(()),
+                epoch: 1,
+                asked_at,
+                slot: 0,
+            },
+            FencingToken::new(1, 0).unwrap(),
+            asked_at,
+        )
+    }
+
+    fn wait_until_waiting(hold: &Hold, threads: usize) {
+        let began = Instant::now();
+        while lock(&hold.inside).waiting != threads {
+            assert!(began.elapsed() < LIMIT, "{threads} threads should wait");
+            thread::yield_now();
+        }
+    }
+
+    /// The threads of [`Hold::wait_for_change`] wake once a second in any case, so another one has to be notified.
+    #[test]
+    fn threads_that_wait_are_counted_and_each_change_notifies_them() {
+        type Change = fn(&Arc<Hold>, HostInstant);
+        let changes: [Change; 4] = [
+            |hold, _| hold.lose(),
+            |hold, now| assert_eq!(hold.state(now + TTL), HoldState::Lost),
+            |hold, now| assert!(hold.end(now).in_time),
+            |hold, _| drop(Acquired::first(Arc::clone(hold)).end_handover()),
+        ];
+        for change in changes {
+            let now = ManualClock::new().now();
+            let hold = Arc::new(hold(now));
+            let is_over = Arc::new(AtomicBool::new(false));
+            let (waits, is_over_for_it) = (Arc::clone(&hold), Arc::clone(&is_over));
+            let counted = thread::spawn(move || {
+                let mut inside = lock(&waits.inside);
+                while !is_over_for_it.load(Ordering::SeqCst) {
+                    inside = waits.wait_for_change(inside, TTL);
+                }
+            });
+            wait_until_waiting(&hold, 1);
+            let waits = Arc::clone(&hold);
+            let (tell, told) = channel();
+            thread::spawn(move || {
+                let mut inside = lock(&waits.inside);
+                inside.waiting += 1;
+                inside = wait(&waits.changed, inside, None);
+                inside.waiting -= 1;
+                tell.send(()).unwrap();
+            });
+            wait_until_waiting(&hold, 2);
+            is_over.store(true, Ordering::SeqCst);
+            change(&hold, now);
+            told.recv_timeout(LIMIT).expect("it is notified");
+            counted.join().unwrap();
+            wait_until_waiting(&hold, 0);
+        }
+    }
+
+    #[test]
+    fn thread_that_waits_for_the_loss_of_a_guard_sleeps_until_then() {
+        let clock = ManualClock::new();
+        let hold = Arc::new(hold(clock.now()));
+        let guard = Acquired::first(Arc::clone(&hold));
+        let waiting = thread::spawn(move || guard.wait_until_lost(HostInstant::NEVER, &clock));
+        wait_until_waiting(&hold, 1);
+        hold.lose();
+        assert_eq!(waiting.join().unwrap(), HoldState::Lost);
+    }
+
+    #[test]
+    fn lease_is_not_taken_at_its_deadline() {
+        let clock = ManualClock::new();
+        let hold = hold(clock.now());
+        assert!(hold.read(&clock, |_| {}).is_some());
+        clock.advance(TTL);
+        assert!(hold.read(&clock, |_| {}).is_none());
+        assert!(hold.wait_to_renew(&clock).is_none());
+        assert!(hold.take_to_renew(&clock).is_none());
+    }
+}

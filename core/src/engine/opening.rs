@@ -48,3 +48,74 @@ pub(crate) fn open_through_outage<T>(
         })?;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::ManualClock;
+
+    const WAIT: Duration = Duration::from_secs(10);
+
+    /// Opens a store that answers with these errors in turn, and then opens. Returns the result, how often
+    /// it was asked, and how often `waits` was called.
+    fn open(errors: &[Error], wait: Duration) -> (Result<(), Error>, usize, usize) {
+        let (clock, told) = (ManualClock::new(), Cell::new(0));
+        let (until, mut asked) = (clock.now() + wait, 0);
+        let opened = open_through_outage(
+            &clock,
+            until,
+            None,
+            |_| told.set(told.get() + 1),
+            || {
+                asked += 1;
+                errors.get(asked - 1).map_or(Ok(()), |it| Err(it.clone()))
+            },
+        );
+        (opened, asked, told.get())
+    }
+
+    #[test]
+    fn only_a_store_that_cannot_be_reached_is_asked_again() {
+        let unavailable = Error::new(ErrorKind::Unavailable, "gone").with_backend("test");
+        let unknown = Error::new(ErrorKind::Unknown, "no reply");
+        let (opened, asked, told) = open(&[], WAIT);
+        assert!(opened.is_ok() && (asked, told) == (1, 0));
+        let (opened, asked, told) = open(&[unavailable.clone(), unavailable.clone()], WAIT);
+        assert!(opened.is_ok() && (asked, told) == (3, 1));
+
+        let (refused, asked, told) = open(&[unknown], WAIT);
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unknown);
+        assert_eq!((asked, told), (1, 0));
+
+        let (ended, asked, told) = open(&[unavailable], Duration::ZERO);
+        let error = ended.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.backend()),
+            (ErrorKind::Unavailable, Some("test"))
+        );
+        assert_eq!((asked, told), (1, 0), "no other attempt follows");
+    }
+
+    #[test]
+    fn cancel_ends_the_opening_before_and_after_an_attempt() {
+        let cancel = CancelToken::new();
+        let clock = ManualClock::new();
+        let asked = Cell::new(0);
+        let open = || {
+            let fail = || {
+                asked.set(asked.get() + 1);
+                cancel.cancel();
+                Err::<(), _>(Error::new(ErrorKind::Unavailable, "gone"))
+            };
+            let until = clock.now() + WAIT;
+            open_through_outage(&clock, until, Some(&cancel), |_| {}, fail).unwrap_err()
+        };
+        assert_eq!(open().kind(), ErrorKind::Cancelled);
+        assert_eq!(asked.get(), 1);
+        assert_eq!(open().kind(), ErrorKind::Cancelled);
+        assert_eq!(asked.get(), 1);
+    }
+}

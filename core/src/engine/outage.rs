@@ -405,6 +405,9 @@ pub(super) fn outlasted(cause: Error, span: Duration, may_be_granted: bool) -> E
 }
 
 #[cfg(test)]
+mod failures;
+
+#[cfg(test)]
 mod tests {
     use std::sync::MutexGuard;
     use std::sync::mpsc::channel;

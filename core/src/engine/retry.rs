@@ -209,3 +209,48 @@ impl<'a> Retry<'a> {
         outlasted(error, span, may_be_granted)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::clock::{Clock, ManualClock};
+
+    fn error(kind: ErrorKind) -> Error {
+        Error::new(kind, "the test's store failed")
+    }
+
+    fn limits(clock: &ManualClock) -> Limits<'_> {
+        Limits {
+            clock,
+            until: clock.now() + Duration::from_secs(60),
+            cancel: None,
+        }
+    }
+
+    /// A waiter of a backend may ask once more after it was told to end.
+    #[test]
+    fn nothing_follows_the_end_of_the_retries() {
+        let clock = ManualClock::new();
+        let mut retry = Retry::new(limits(&clock), clock.now());
+        assert!(retry.pause(&error(ErrorKind::Unknown), None).is_ok());
+        assert!(retry.pause(&error(ErrorKind::InvalidName), None).is_err());
+        for _ in 0..2 {
+            assert!(retry.pause(&error(ErrorKind::Unknown), None).is_err());
+        }
+    }
+
+    /// The first retry follows at once, and the others do not.
+    #[test]
+    fn retries_pause() {
+        let clock = ManualClock::new();
+        let mut retry = Retry::new(limits(&clock), clock.now());
+        let began = Instant::now();
+        for _ in 0..4 {
+            retry.pause(&error(ErrorKind::Unknown), None).unwrap();
+        }
+        let shortest = Duration::from_millis(5 + 10 + 20);
+        assert!(began.elapsed() >= shortest);
+    }
+}

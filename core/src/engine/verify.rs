@@ -283,4 +283,12 @@ mod tests {
         assert_eq!(doubts.retry_in(now, ttl), MAX_ROUND_GAP);
         assert!(doubts.retry_in(now + MAX_PROBE_PAUSE, ttl) <= MAX_PROBE_PAUSE);
     }
+
+    #[test]
+    fn lease_that_asks_soon_does_so_at_least_twelve_times_in_its_ttl() {
+        let ttl = Duration::from_millis(120);
+        let now = HostInstant::default() + Duration::from_secs(1);
+        let pause = Doubts::default().retry_in(now, ttl);
+        assert!((ttl / 24..=ttl / 12).contains(&pause), "{pause:?}");
+    }
 }

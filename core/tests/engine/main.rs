@@ -11,6 +11,7 @@
 mod answers;
 mod bounds;
 mod close;
+mod confirm;
 mod dropped;
 mod events;
 mod group;
@@ -25,6 +26,10 @@ mod reports;
 mod retry;
 mod schedule;
 mod scripted_store;
+mod set_refusals;
+mod settings;
+mod shared_loss;
 mod steps;
+mod verifiers;
 mod verify;
 mod wait_queue;

@@ -34,7 +34,7 @@ pub(crate) struct State {
     pub(crate) renewal_limit: Duration,
     /// For how long the last renewal asked.
     pub(crate) renewal_ttl: Duration,
-    verifiers: Vec<LeaseVerifier>,
+    pub(crate) verifiers: Vec<LeaseVerifier>,
     /// The name of each release, in order, and whether a keeper's own thread asked for it.
     releases_by_keepers: Vec<(String, bool)>,
     /// The number of calls so far, by name and verb.

@@ -37,6 +37,8 @@ mod batch;
 
 mod batches;
 mod modes;
+mod names;
+mod numbers;
 mod world;
 
 /// Stands in for `src/sync.rs`.
