@@ -227,8 +227,8 @@ impl Peer {
                         guards.extend(keeper.acquire(name, options)?);
                     }
                     let end = |guard: &LockGuard| Instant::now() + guard.remaining();
-                    for guard in &guards {
-                        let before = end(guard);
+                    let guards = guards.iter().map(|guard| (guard, end(guard)));
+                    for (guard, before) in guards.collect::<Vec<_>>() {
                         while guard.is_held() && end(guard) < before + ttl / 10 {
                             thread::park_timeout(Duration::from_millis(5));
                         }
