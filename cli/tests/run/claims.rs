@@ -12,7 +12,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 
 use crate::loss::{FORKING, NEXT, force, watchdog_of, with};
-use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
+use crate::rig::{Case, Rig, Running, code, contains, exits, skip, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     command_whose_lease_is_over_is_never_started,
@@ -56,9 +56,9 @@ pub(crate) fn role() -> Option<ExitCode> {
 }
 
 /// Has a process of another user do `verb` with a claim.
-fn as_other_user(verb: &str, claim: &str) -> Result<Running, Skip> {
+fn as_other_user(verb: &str, claim: &str) -> Running {
     if !geteuid().is_root() {
-        return Err(Skip("only root can act as another user"));
+        skip("only root can act as another user");
     }
     let mut process = Command::new("/proc/self/exe");
     process.env(ROLE, format!("{verb} {claim}")).uid(OTHER_USER);
@@ -67,7 +67,7 @@ fn as_other_user(verb: &str, claim: &str) -> Result<Running, Skip> {
     let mut done = [0; 5];
     let stdout = process.stdout.as_mut().unwrap();
     stdout.read_exact(&mut done).unwrap();
-    Ok(Running(Some(process)))
+    Running(Some(process))
 }
 
 /// Returns the name of the claim on the lock of `run`.
@@ -100,9 +100,7 @@ fn free_claim(rig: &Rig) -> String {
     let claim = claim_of(holder.pid());
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
-    for file in ["release", "held"] {
-        std::fs::remove_file(rig.path(file)).unwrap();
-    }
+    rig.remove(&["release", "held"]);
     claim
 }
 
@@ -111,32 +109,30 @@ fn take_free_claim(rig: &Rig) -> UnixListener {
     take(&free_claim(rig)).unwrap()
 }
 
-fn command_whose_lease_is_over_is_never_started(rig: &mut Rig) -> Outcome {
+fn command_whose_lease_is_over_is_never_started(rig: &Rig) {
     let _claim = take_free_claim(rig);
     let output = rig.run(
         &["--lease", "2s", "--kill-after", "100ms", "a"],
         "touch started",
     );
-    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
+    exits(&output, 79);
     assert!(!rig.exists("started"));
-    Ok(())
 }
 
-fn renewed_lock_outlives_the_wait_for_a_claim(rig: &mut Rig) -> Outcome {
+fn renewed_lock_outlives_the_wait_for_a_claim(rig: &Rig) {
     let _claim = take_free_claim(rig);
     let args = ["--ttl", "6s", "--kill-after", "100ms", "a"];
     // The command gets a deadline that has not passed.
     let script = "test $LOCKKEEPER_DEADLINE_UNIX_MS -gt $(date +%s%3N) && exit 3";
     let output = rig.run(&args, script);
-    assert_eq!(code(&output), 3, "{}", stderr_of(&output));
-    Ok(())
+    exits(&output, 3);
 }
 
-fn lock_lost_before_its_command_starts_fails_with_on_lost_warn(rig: &mut Rig) -> Outcome {
+fn lock_lost_before_its_command_starts_fails_with_on_lost_warn(rig: &Rig) {
     let _claim = take_free_claim(rig);
     let args = ["--lease", "2s", "--on-lost", "warn", "a"];
     let output = rig.run(&args, "touch started");
-    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
+    exits(&output, 79);
     assert_eq!(
         stderr_of(&output).lines().count(),
         1,
@@ -144,7 +140,6 @@ fn lock_lost_before_its_command_starts_fails_with_on_lost_warn(rig: &mut Rig) ->
         stderr_of(&output)
     );
     assert!(!rig.exists("started"));
-    Ok(())
 }
 
 /// Starts a `run` that holds the lock `a` and waits for its claim.
@@ -154,18 +149,17 @@ fn waits_for_claim(rig: &Rig, args: &[&str]) -> Running {
     run
 }
 
-fn signal_ends_the_wait_for_a_claim(rig: &mut Rig) -> Outcome {
+fn signal_ends_the_wait_for_a_claim(rig: &Rig) {
     let _claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
     run.signal(Signal::TERM);
     let output = run.output();
-    assert_eq!(code(&output), 143, "{}", stderr_of(&output));
+    exits(&output, 143);
     assert!(!rig.exists("started"));
     assert!(rig.who("a").is_null(), "it was not released");
-    Ok(())
 }
 
-fn signal_ends_the_wait_for_the_claim_on_a_lost_lock(rig: &mut Rig) -> Outcome {
+fn signal_ends_the_wait_for_the_claim_on_a_lost_lock(rig: &Rig) {
     let _claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--lease", "5m", "a"]);
     force(rig);
@@ -179,10 +173,9 @@ fn signal_ends_the_wait_for_the_claim_on_a_lost_lock(rig: &mut Rig) -> Outcome {
         stderr_of(&output)
     );
     assert!(!rig.exists("started"));
-    Ok(())
 }
 
-fn command_is_not_started_if_the_watchdog_was_killed(rig: &mut Rig) -> Outcome {
+fn command_is_not_started_if_the_watchdog_was_killed(rig: &Rig) {
     let _claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
     let mut watchdog = None;
@@ -192,18 +185,13 @@ fn command_is_not_started_if_the_watchdog_was_killed(rig: &mut Rig) -> Outcome {
     });
     kill_process(watchdog.unwrap(), Signal::KILL).unwrap();
     let output = run.output();
-    assert_eq!(code(&output), 126, "{}", stderr_of(&output));
-    assert!(
-        stderr_of(&output).contains("watchdog"),
-        "{}",
-        stderr_of(&output)
-    );
+    exits(&output, 126);
+    contains(&stderr_of(&output), &["watchdog"]);
     assert!(!rig.exists("started"));
     assert!(rig.who("a").is_null(), "it was not released");
-    Ok(())
 }
 
-fn claim_is_respected_for_the_ttl(rig: &mut Rig) -> Outcome {
+fn claim_is_respected_for_the_ttl(rig: &Rig) {
     let claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
     // This takes longer than the shortest time for which a claim is respected.
@@ -213,10 +201,9 @@ fn claim_is_respected_for_the_ttl(rig: &mut Rig) -> Outcome {
     drop(claim);
     assert_eq!(run.code(), 0);
     assert!(rig.exists("started"));
-    Ok(())
 }
 
-fn claim_ends_when_a_lock_with_on_lost_warn_is_lost(rig: &mut Rig) -> Outcome {
+fn claim_ends_when_a_lock_with_on_lost_warn_is_lost(rig: &Rig) {
     let script = "touch held; until [ -e done ]; do sleep 0.05; done; exit 8";
     let args = ["--ttl", "6s", "--on-lost", "warn", "a"];
     let mut run = rig.start(&args, script);
@@ -228,10 +215,9 @@ fn claim_ends_when_a_lock_with_on_lost_warn_is_lost(rig: &mut Rig) -> Outcome {
     assert!(run.is_running());
     rig.write("done", "");
     assert_eq!(run.code(), 8);
-    Ok(())
 }
 
-fn claim_ends_when_the_lease_is_over(rig: &mut Rig) -> Outcome {
+fn claim_ends_when_the_lease_is_over(rig: &Rig) {
     let args = ["--ttl", "6s", "--on-lost", "warn", "a"];
     let script = "touch held; until [ -e done ]; do sleep 0.05; done; exit 8";
     let run = rig.start(&args, script);
@@ -243,16 +229,14 @@ fn claim_ends_when_the_lease_is_over(rig: &mut Rig) -> Outcome {
     run.signal(Signal::CONT);
     rig.write("done", "");
     assert_eq!(run.code(), 8);
-    Ok(())
 }
 
-fn claim_of_another_user_delays_no_command(rig: &mut Rig) -> Outcome {
-    let _foreign = as_other_user("bind", &free_claim(rig))?;
+fn claim_of_another_user_delays_no_command(rig: &Rig) {
+    let _foreign = as_other_user("bind", &free_claim(rig));
     let output = rig.start(&["--ttl", "5m", "-v", "a"], "exit 3").output();
-    assert_eq!(code(&output), 3, "{}", stderr_of(&output));
+    exits(&output, 3);
     let lines = stderr_of(&output);
     assert!(!lines.contains("an earlier command"), "{lines}");
-    Ok(())
 }
 
 /// Takes the lock away from a command that does not end by TERM, and runs the next one.
@@ -264,31 +248,29 @@ pub(crate) fn followed(rig: &Rig, run: Running, next: &[&str]) {
     assert_eq!(run.code(), 79);
 }
 
-fn claim_beside_one_of_another_user_is_respected(rig: &mut Rig) -> Outcome {
+fn claim_beside_one_of_another_user_is_respected(rig: &Rig) {
     let claim = free_claim(rig);
-    let foreign = as_other_user("bind", &claim)?;
+    let foreign = as_other_user("bind", &claim);
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     // The name is free again while the claim has another one.
     drop(foreign);
     rig.until("the name is free", || take(&claim).is_some());
     followed(rig, run, &["a"]);
-    Ok(())
 }
 
-fn claim_with_a_full_queue_is_respected(rig: &mut Rig) -> Outcome {
+fn claim_with_a_full_queue_is_respected(rig: &Rig) {
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     let claim = claim_of(run.pid());
-    drop(as_other_user("connect", &claim)?);
+    drop(as_other_user("connect", &claim));
     rig.until("the queue is empty", || is_queue_open(&claim));
     followed(rig, run, &["a"]);
-    Ok(())
 }
 
-fn claim_of_root_is_respected_by_every_user(rig: &mut Rig) -> Outcome {
+fn claim_of_root_is_respected_by_every_user(rig: &Rig) {
     if !geteuid().is_root() {
-        return Err(Skip("only root can act as another user"));
+        skip("only root can act as another user");
     }
     for folder in [rig.folder.path(), &rig.path("store")] {
         std::os::unix::fs::chown(folder, Some(OTHER_USER), None).unwrap();
@@ -297,27 +279,27 @@ fn claim_of_root_is_respected_by_every_user(rig: &mut Rig) -> Outcome {
         let mut run = rig.run_command(args, script);
         run.uid(OTHER_USER);
         run.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let run = run.spawn();
-        let run = run.map_err(|_| Skip("the folder of the program is closed to other users"));
-        run.map(|run| Running(Some(run)))
+        let Ok(run) = run.spawn() else {
+            skip("the folder of the program is closed to other users");
+        };
+        Running(Some(run))
     };
     let first = start(
         &["a"],
         "touch held; until [ -e release ]; do sleep 0.05; done",
-    )?;
+    );
     rig.until_file("held");
     let claim = claim_of(first.pid());
     rig.write("release", "");
     assert_eq!(first.code(), 0);
     let claim = take(&claim).unwrap();
-    let run = start(&["--ttl", "5m", "a"], "touch started")?;
+    let run = start(&["--ttl", "5m", "a"], "touch started");
     // This takes longer than the shortest time for which a claim is respected.
     let args = ["--lease", "3s", "--kill-after", "100ms", "b"];
-    assert_eq!(start(&args, "exec sleep 30")?.code(), 79);
+    assert_eq!(start(&args, "exec sleep 30").code(), 79);
     assert!(!rig.exists("started"), "the claim was not respected");
     drop(claim);
     let output = run.output();
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    exits(&output, 0);
     assert!(rig.exists("started"));
-    Ok(())
 }

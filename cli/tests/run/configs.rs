@@ -3,7 +3,7 @@
 use lockkeeper_testkit::cases;
 use serde_json::Value;
 
-use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
+use crate::rig::{Case, Rig, Running, code, contains, exits, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     config_file_names_the_store,
@@ -14,7 +14,7 @@ pub(crate) const CASES: &[Case] = cases![
     pass_url_gives_the_command_the_store,
 ];
 
-fn config_file_names_the_store(rig: &mut Rig) -> Outcome {
+fn config_file_names_the_store(rig: &Rig) {
     let url = rig.url().to_owned();
     let store = format!("url = {url:?}\nnamespace = \"from-a-file\"\n");
     rig.write("locks.toml", &store);
@@ -44,19 +44,16 @@ fn config_file_names_the_store(rig: &mut Rig) -> Outcome {
         }
         rig.write("done", "");
         assert_eq!(holder.code(), 0);
-        for file in ["held", "done"] {
-            std::fs::remove_file(rig.path(file)).unwrap();
-        }
+        rig.remove(&["held", "done"]);
     };
     held(&|command| {
         command.env("LOCKKEEPER_CONFIG", "locks.toml");
     });
     std::fs::copy(rig.path("locks.toml"), rig.path(".config/lockkeeper.toml")).unwrap();
     held(&|_| {});
-    Ok(())
 }
 
-fn bad_configuration_is_78(rig: &mut Rig) -> Outcome {
+fn bad_configuration_is_78(rig: &Rig) {
     rig.write("bad.toml", "url = \"memory:\"\npassword = swordfish\n");
     rig.write("typo.toml", "url = \"memory:\"\ntlt = \"5s\"\n");
     for (args, part) in [
@@ -90,16 +87,11 @@ fn bad_configuration_is_78(rig: &mut Rig) -> Outcome {
         .output()
         .unwrap();
     assert_eq!(code(&output), 78);
-    assert!(
-        stderr_of(&output).contains("LOCKKEEPER_URL"),
-        "{}",
-        stderr_of(&output)
-    );
+    contains(&stderr_of(&output), &["LOCKKEEPER_URL"]);
     assert!(!rig.exists("started"));
-    Ok(())
 }
 
-fn errors_of_a_config_file_name_it_and_the_key(rig: &mut Rig) -> Outcome {
+fn errors_of_a_config_file_name_it_and_the_key(rig: &Rig) {
     for (text, part) in [
         ("url = 'memory:'\npassword = swordfish", "line 2, column 12"),
         ("url = 'memory:'\npassword = 'swordfish", "line 2, column"),
@@ -133,10 +125,9 @@ fn errors_of_a_config_file_name_it_and_the_key(rig: &mut Rig) -> Outcome {
         );
         assert!(!line.contains("swordfish"), "{line}");
     }
-    Ok(())
 }
 
-fn only_missing_config_is_skipped(rig: &mut Rig) -> Outcome {
+fn only_missing_config_is_skipped(rig: &Rig) {
     let run = |vars: &[(&str, &str)]| {
         let mut command = rig.run_command(&["a"], "true");
         command.env("HOME", rig.folder.path());
@@ -150,7 +141,7 @@ fn only_missing_config_is_skipped(rig: &mut Rig) -> Outcome {
     for home in ["/nowhere", "/dev/null"] {
         let (status, line) = run(&[("LOCKKEEPER_URL", ""), ("HOME", home)]);
         assert_eq!(status, 78, "{line}");
-        assert!(line.contains("no store is named"), "{line}");
+        contains(&line, &["no store is named"]);
     }
     // A config file that cannot be read is an error: the next file may name another store.
     let link = |to: &str, from: &str| std::os::unix::fs::symlink(to, rig.path(from)).unwrap();
@@ -165,10 +156,9 @@ fn only_missing_config_is_skipped(rig: &mut Rig) -> Outcome {
         let file = format!("{path}/lockkeeper.toml cannot be used");
         assert!(line.contains(&file), "{line}");
     }
-    Ok(())
 }
 
-fn keys_in_the_environment_of_another_url_are_refused(rig: &mut Rig) -> Outcome {
+fn keys_in_the_environment_of_another_url_are_refused(rig: &Rig) {
     let url = rig.url().to_owned();
     rig.write("locks.toml", &format!("url = {url:?}\n"));
     let store = ["--url", &url];
@@ -197,10 +187,7 @@ fn keys_in_the_environment_of_another_url_are_refused(rig: &mut Rig) -> Outcome 
             .unwrap();
         let line = stderr_of(&output);
         assert_eq!(code(&output), 78, "{line}");
-        assert!(
-            line.contains("LOCKKEEPER_NAMESPACE is set") && line.contains(part),
-            "{line}"
-        );
+        contains(&line, &["LOCKKEEPER_NAMESPACE is set", part]);
     }
     // The key of the variable is one of that URL.
     let mut command = rig.lockkeeper(&unlock);
@@ -208,13 +195,12 @@ fn keys_in_the_environment_of_another_url_are_refused(rig: &mut Rig) -> Outcome 
         .env("LOCKKEEPER_NAMESPACE", "staging")
         .output()
         .unwrap();
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    exits(&output, 0);
     rig.write("release", "");
     assert_eq!(holder.code(), 0, "the lock was not freed");
-    Ok(())
 }
 
-fn pass_url_gives_the_command_the_store(rig: &mut Rig) -> Outcome {
+fn pass_url_gives_the_command_the_store(rig: &Rig) {
     let url = rig.url().to_owned();
     let file = format!("url = {url:?}\nnamespace = \"from-a-file\"\n");
     rig.write("locks.toml", &file);
@@ -246,10 +232,9 @@ fn pass_url_gives_the_command_the_store(rig: &mut Rig) -> Outcome {
         let mut run = rig.run_command(&[&["--pass-url"], option, &["relative"]].concat(), &script);
         run.current_dir(&folder).env("LOCKKEEPER_URL", url);
         let output = run.output().unwrap();
-        assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+        exits(&output, 0);
         assert!(folder.join("b b.db").exists());
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(text.contains("\"relative\""), "{text}");
+        contains(&text, &["\"relative\""]);
     }
-    Ok(())
 }

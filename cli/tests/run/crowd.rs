@@ -7,14 +7,14 @@ use lockkeeper_testkit::cases;
 use rustix::process::Signal;
 
 use crate::claims::{claim_of, take};
-use crate::rig::{Case, Outcome, Rig, code, stderr_of};
+use crate::rig::{Case, Rig, exits, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     many_runs_exclude_each_other_and_leave_nothing,
     orphans_of_the_command_are_reaped,
 ];
 
-fn many_runs_exclude_each_other_and_leave_nothing(rig: &mut Rig) -> Outcome {
+fn many_runs_exclude_each_other_and_leave_nothing(rig: &Rig) {
     let holder = rig.hold("loop-0");
     let claim = claim_of(holder.pid());
     rig.write("release", "");
@@ -30,7 +30,7 @@ fn many_runs_exclude_each_other_and_leave_nothing(rig: &mut Rig) -> Outcome {
             scope.spawn(move || {
                 for _ in 0..12 {
                     let output = rig.run(&[&format!("loop-{}", index % 2)], increment);
-                    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+                    exits(&output, 0);
                     assert_eq!(stderr_of(&output), "");
                 }
             });
@@ -57,10 +57,9 @@ fn many_runs_exclude_each_other_and_leave_nothing(rig: &mut Rig) -> Outcome {
         let is_of_store = matches!(&*name, "locks.db" | "locks.db-wal" | "locks.db-shm");
         assert!(is_of_store, "{name}");
     }
-    Ok(())
 }
 
-fn orphans_of_the_command_are_reaped(rig: &mut Rig) -> Outcome {
+fn orphans_of_the_command_are_reaped(rig: &Rig) {
     let leave = "echo $$ > command
 (sh -c 'echo $$ > new; mv new orphan; until [ -e go ]; do sleep 0.05; done' &)
 until [ -e orphan ]; do sleep 0.05; done";
@@ -77,9 +76,6 @@ until [ -e orphan ]; do sleep 0.05; done";
         rig.until("the orphan is gone", || !is_there(orphan));
         run.signal(Signal::TERM);
         assert_eq!(run.code(), status);
-        for file in ["command", "orphan", "go"] {
-            fs::remove_file(rig.path(file)).unwrap();
-        }
+        rig.remove(&["command", "orphan", "go"]);
     }
-    Ok(())
 }

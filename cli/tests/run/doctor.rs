@@ -6,12 +6,12 @@ use lockkeeper_testkit::{RedisServer, cases};
 use serde_json::Value;
 
 use crate::operate::{fits, out};
-use crate::rig::{Case, Outcome, RedisCase, Rig, Running, code, stderr_of};
+use crate::rig::{Case, RedisCase, Rig, Running, code, contains, exits, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![doctor_reports_a_healthy_store, doctor_reports_defects,];
 pub(crate) const ON_REDIS: &[RedisCase] = cases![doctor_reports_missing_rights,];
 
-fn doctor_reports_a_healthy_store(rig: &mut Rig) -> Outcome {
+fn doctor_reports_a_healthy_store(rig: &Rig) {
     // A SQLite file does not exist before its first lock.
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let output = rig.lockkeeper(&["doctor"]).output().unwrap();
@@ -41,29 +41,28 @@ fn doctor_reports_a_healthy_store(rig: &mut Rig) -> Outcome {
     }
     let nothing = rig.lockkeeper(&["who"]).output().unwrap();
     assert_eq!(out(&nothing), "No lock is held.\n", "a lock is left");
-    Ok(())
 }
 
-fn doctor_reports_defects(rig: &mut Rig) -> Outcome {
+fn doctor_reports_defects(rig: &Rig) {
     let broken = rig
         .lockkeeper(&["doctor", "--url", "redis://127.0.0.1:1"])
         .output()
         .unwrap();
     assert_eq!(code(&broken), 2);
-    assert!(out(&broken).contains("->"), "{}", out(&broken));
+    contains(&out(&broken), &["->"]);
     let memory = rig
         .lockkeeper(&["doctor", "--url", "memory:"])
         .output()
         .unwrap();
-    assert_eq!(code(&memory), 1, "{}", out(&memory));
+    exits(&memory, 1);
     // A file that every user may write to.
     let file = rig.path("store/locks.db");
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
     std::fs::set_permissions(&file, mode).unwrap();
     let output = rig.lockkeeper(&["doctor"]).output().unwrap();
-    assert_eq!(code(&output), 1, "{}", out(&output));
-    assert!(out(&output).contains("chmod"), "{}", out(&output));
+    exits(&output, 1);
+    contains(&out(&output), &["chmod"]);
     // A program that does not end its transaction.
     let database = rusqlite::Connection::open(&file).unwrap();
     database.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -71,30 +70,28 @@ fn doctor_reports_defects(rig: &mut Rig) -> Outcome {
     doctor.env("LOCKKEEPER_WAIT", "forever");
     doctor.stdout(Stdio::piped());
     let output = Running(Some(doctor.spawn().unwrap())).output();
-    assert_eq!(code(&output), 2, "{}", out(&output));
+    exits(&output, 2);
     drop(database);
     rig.write("damaged.db", &"this is no database ".repeat(100));
     let url = format!("sqlite:{}", rig.path("damaged.db").display());
     let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
-    assert_eq!(code(&output), 2, "{}", out(&output));
+    exits(&output, 2);
     fits(&out(&output));
     // With the cause, in SQLite's own words.
     let output = rig.lockkeeper(&["who", "--url", &url]).output().unwrap();
     let line = stderr_of(&output);
     assert_eq!(code(&output), 78, "{line}");
-    assert!(line.contains("file is not a database"), "{line}");
-    Ok(())
+    contains(&line, &["file is not a database"]);
 }
 
-fn doctor_reports_missing_rights(rig: &Rig, server: &RedisServer) -> Outcome {
+fn doctor_reports_missing_rights(rig: &Rig, server: &RedisServer) {
     let rights = ["on", ">secret", "~*", "&*", "+@all", "-scan"];
     let words = [&["ACL", "SETUSER", "locker"][..], &rights].concat();
     server.command(&words).unwrap();
     let url = rig.url().replace("redis://", "redis://locker:secret@");
     let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
-    assert_eq!(code(&output), 1, "{}", out(&output));
+    exits(&output, 1);
     let text = out(&output).replace("\n          ", " ");
-    assert!(text.contains("cannot list the names"), "{text}");
+    contains(&text, &["cannot list the names"]);
     assert!(text.contains("+scan") && !text.contains("secret"), "{text}");
-    Ok(())
 }

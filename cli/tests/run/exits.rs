@@ -7,7 +7,7 @@ use lockkeeper_testkit::cases;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::Signal;
 
-use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
+use crate::rig::{Case, Rig, Running, code, contains, exits, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     status_of_the_command_is_passed_on,
@@ -25,7 +25,7 @@ pub(crate) const CASES: &[Case] = cases![
     hold_at_least_keeps_the_lock_after_the_command,
 ];
 
-fn full_standard_error_delays_no_signal(rig: &mut Rig) -> Outcome {
+fn full_standard_error_delays_no_signal(rig: &Rig) {
     let (_reader, mut writer) = std::io::pipe().unwrap();
     let usual = fcntl_getfl(&writer).unwrap();
     fcntl_setfl(&writer, usual | OFlags::NONBLOCK).unwrap();
@@ -37,25 +37,23 @@ fn full_standard_error_delays_no_signal(rig: &mut Rig) -> Outcome {
     run.signal(Signal::TERM);
     assert_eq!(run.ended().code(), Some(143));
     assert!(rig.who("a").is_null());
-    Ok(())
 }
 
-fn status_of_the_command_is_passed_on(rig: &mut Rig) -> Outcome {
+fn status_of_the_command_is_passed_on(rig: &Rig) {
     for status in [0, 1, 7, 75, 255] {
         let output = rig.run(&["a"], &format!("exit {status}"));
-        assert_eq!(code(&output), status, "{}", stderr_of(&output));
+        exits(&output, status);
         assert_eq!(stderr_of(&output), "");
     }
     let line = ["run", "a", "-c", "false || exit 7"];
     assert_eq!(code(&rig.lockkeeper(&line).output().unwrap()), 7);
     for signal in [1, 2, 9, 15] {
         let output = rig.run(&["a"], &format!("kill -{signal} $$"));
-        assert_eq!(code(&output), 128 + signal, "{}", stderr_of(&output));
+        exits(&output, 128 + signal);
     }
-    Ok(())
 }
 
-fn busy_is_75_or_conflict_exit_code(rig: &mut Rig) -> Outcome {
+fn busy_is_75_or_conflict_exit_code(rig: &Rig) {
     let holder = rig.hold("a");
     for (args, status) in [
         (&["--no-wait", "a"][..], 75),
@@ -66,7 +64,7 @@ fn busy_is_75_or_conflict_exit_code(rig: &mut Rig) -> Outcome {
         (&["-n", "--conflict-exit-code", "9", "a"], 9),
     ] {
         let output = rig.run(args, "touch started");
-        assert_eq!(code(&output), status, "{}", stderr_of(&output));
+        exits(&output, status);
         let line = stderr_of(&output);
         assert_eq!(line.lines().count(), usize::from(status != 0), "{line}");
         if let Some(pid) = rig.who("a")["pid"].as_u64().filter(|_| status != 0) {
@@ -81,23 +79,19 @@ fn busy_is_75_or_conflict_exit_code(rig: &mut Rig) -> Outcome {
     assert_eq!((code(&output), stderr_of(&output).as_str()), (75, ""));
     let output = rig.run(&["-v", "-n", "-E", "0", "a"], "touch started");
     let lines = stderr_of(&output);
-    assert!(
-        lines.contains("held by another process") && lines.contains("--wait for it"),
-        "{lines}"
-    );
+    contains(&lines, &["held by another process", "--wait for it"]);
     assert!(!rig.exists("started"));
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
     let output = rig.run(&["-v", "--wait", "forever", "a"], "touch started");
     assert_eq!(code(&output), 0);
     for part in ["got \"a\"", "ended with 0", "released \"a\""] {
-        assert!(stderr_of(&output).contains(part), "{}", stderr_of(&output));
+        contains(&stderr_of(&output), &[part]);
     }
     assert!(rig.exists("started"));
-    Ok(())
 }
 
-fn usage_is_64(rig: &mut Rig) -> Outcome {
+fn usage_is_64(rig: &Rig) {
     let long = "x".repeat(513);
     let long = format!("run {long} -- true");
     for (line, part) in [
@@ -157,24 +151,22 @@ fn usage_is_64(rig: &mut Rig) -> Outcome {
         assert!(text.starts_with("lockkeeper: "), "{line}: {text}");
         assert_eq!(text.lines().count(), 1, "{line}: {text}");
     }
-    Ok(())
 }
 
-fn short_times_run_and_a_short_lease_is_warned_of(rig: &mut Rig) -> Outcome {
+fn short_times_run_and_a_short_lease_is_warned_of(rig: &Rig) {
     // Below 12s, the default of --kill-after is not the longest one.
     for option in ["--ttl", "--lease"] {
         let output = rig.run(&[option, "11s", "a"], "exit 3");
-        assert_eq!(code(&output), 3, "{}", stderr_of(&output));
+        exits(&output, 3);
         assert_eq!(stderr_of(&output), "");
     }
     let output = rig.run(&["--lease", "40s", "--kill-after", "30s", "a"], "exit 3");
     assert_eq!(code(&output), 3);
     let text = stderr_of(&output);
-    assert!(text.contains("leaves the command 9s"), "{text}");
-    Ok(())
+    contains(&text, &["leaves the command 9s"]);
 }
 
-fn full_disk_for_output_is_71(rig: &mut Rig) -> Outcome {
+fn full_disk_for_output_is_71(rig: &Rig) {
     // The database file exists from here on.
     assert_eq!(code(&rig.run(&["a"], "true")), 0);
     for args in [
@@ -191,12 +183,11 @@ fn full_disk_for_output_is_71(rig: &mut Rig) -> Outcome {
         let line = stderr_of(&output);
         assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
     }
-    Ok(())
 }
 
-fn unreachable_store_is_69(rig: &mut Rig) -> Outcome {
+fn unreachable_store_is_69(rig: &Rig) {
     let output = rig.run(&["--url", "redis://127.0.0.1:1", "a"], "touch started");
-    assert_eq!(code(&output), 69, "{}", stderr_of(&output));
+    exits(&output, 69);
     assert_eq!(
         stderr_of(&output).lines().count(),
         1,
@@ -209,31 +200,25 @@ fn unreachable_store_is_69(rig: &mut Rig) -> Outcome {
     );
     assert_eq!((code(&output), stderr_of(&output).as_str()), (69, ""));
     assert!(!rig.exists("started"));
-    Ok(())
 }
 
-fn command_not_found_is_127_and_not_executable_is_126(rig: &mut Rig) -> Outcome {
+fn command_not_found_is_127_and_not_executable_is_126(rig: &Rig) {
     rig.write("text", "no program");
     for (command, status) in [("no-such-command", 127), ("./text", 126), ("/", 126)] {
         let output = rig
             .lockkeeper(&["run", "a", "--", command])
             .output()
             .unwrap();
-        assert_eq!(code(&output), status, "{}", stderr_of(&output));
-        assert!(
-            stderr_of(&output).contains(command),
-            "{}",
-            stderr_of(&output)
-        );
+        exits(&output, status);
+        contains(&stderr_of(&output), &[command]);
         let quiet = ["run", "-q", "a", "--", command];
         let output = rig.lockkeeper(&quiet).output().unwrap();
         assert_eq!((code(&output), stderr_of(&output).as_str()), (status, ""));
     }
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0, "it was released");
-    Ok(())
 }
 
-fn environment_has_the_lock_and_no_url(rig: &mut Rig) -> Outcome {
+fn environment_has_the_lock_and_no_url(rig: &Rig) {
     let script = "env; echo before=$BEFORE";
     let mut command = rig.run_command(&["자리 42"], script);
     command
@@ -241,7 +226,7 @@ fn environment_has_the_lock_and_no_url(rig: &mut Rig) -> Outcome {
         .env("LOCKKEEPER_NAMESPACE", "shop")
         .env("LOCKKEEPER_TTL", "30s");
     let output = command.output().unwrap();
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    exits(&output, 0);
     let text = String::from_utf8(output.stdout).unwrap();
     let own: Vec<_> = text
         .lines()
@@ -266,12 +251,11 @@ fn environment_has_the_lock_and_no_url(rig: &mut Rig) -> Outcome {
         .parse()
         .unwrap();
     assert!(second > first && first > 0, "{first}, {second}");
-    Ok(())
 }
 
 /// The command cannot read the environment of `run`, which may have a password. Root could read it.
 #[cfg(target_os = "linux")]
-fn command_cannot_read_the_environment_of_run(rig: &mut Rig) -> Outcome {
+fn command_cannot_read_the_environment_of_run(rig: &Rig) {
     use std::os::unix::fs::{PermissionsExt, chown};
     use std::os::unix::process::CommandExt;
     const NOBODY: u32 = 65_534;
@@ -298,12 +282,11 @@ fn command_cannot_read_the_environment_of_run(rig: &mut Rig) -> Outcome {
         }
     }
     let output = command.output().unwrap();
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    exits(&output, 0);
     assert!(rig.exists("refused") && rig.read("read").is_empty());
-    Ok(())
 }
 
-fn standard_streams_are_inherited(rig: &mut Rig) -> Outcome {
+fn standard_streams_are_inherited(rig: &Rig) {
     let mut command = rig.run_command(&["a"], "cat; echo to the error >&2");
     command
         .stdin(Stdio::piped())
@@ -325,10 +308,9 @@ fn standard_streams_are_inherited(rig: &mut Rig) -> Outcome {
         .unwrap();
     assert_eq!(output.stdout, b"y\n", "{}", stderr_of(&output));
     assert_eq!(stderr_of(&output), "");
-    Ok(())
 }
 
-fn hold_at_least_keeps_the_lock_after_the_command(rig: &mut Rig) -> Outcome {
+fn hold_at_least_keeps_the_lock_after_the_command(rig: &Rig) {
     let mut holder = rig.start(
         &["--hold-at-least", "1h", "a"],
         "echo $$ > pid; touch ended; exit 79",
@@ -348,5 +330,4 @@ fn hold_at_least_keeps_the_lock_after_the_command(rig: &mut Rig) -> Outcome {
     rig.until_file("runs");
     ended.signal(rustix::process::Signal::TERM);
     assert_eq!(ended.code(), 4);
-    Ok(())
 }

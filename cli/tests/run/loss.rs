@@ -3,7 +3,7 @@
 use lockkeeper_testkit::cases;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rig::{Case, Outcome, Rig, code, is_alive, stderr_of};
+use crate::rig::{Case, Rig, code, contains, exits, is_alive, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     end_of_max_hold_ends_the_command_and_is_named,
@@ -50,7 +50,7 @@ pub(crate) fn both(rig: &Rig) -> [Pid; 2] {
     [rig.pid("first"), rig.pid("second")]
 }
 
-fn killed_run_ends_its_command(rig: &mut Rig) -> Outcome {
+fn killed_run_ends_its_command(rig: &Rig) {
     let mut run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     run.signal(Signal::KILL);
@@ -58,10 +58,9 @@ fn killed_run_ends_its_command(rig: &mut Rig) -> Outcome {
     for pid in both(rig) {
         rig.until_gone(pid);
     }
-    Ok(())
 }
 
-fn next_command_starts_when_that_of_a_killed_run_is_gone(rig: &mut Rig) -> Outcome {
+fn next_command_starts_when_that_of_a_killed_run_is_gone(rig: &Rig) {
     let mut run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     let next = rig.start(&with(&["a"]), NEXT);
@@ -70,10 +69,9 @@ fn next_command_starts_when_that_of_a_killed_run_is_gone(rig: &mut Rig) -> Outco
     run.ended();
     assert_eq!(next.code(), 0);
     assert!(!rig.exists("overlap"), "{}", rig.read("overlap"));
-    Ok(())
 }
 
-fn stopped_run_ends_its_command_in_time(rig: &mut Rig) -> Outcome {
+fn stopped_run_ends_its_command_in_time(rig: &Rig) {
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     let next = rig.start(&with(&["a"]), NEXT);
@@ -86,16 +84,11 @@ fn stopped_run_ends_its_command_in_time(rig: &mut Rig) -> Outcome {
     }
     run.signal(Signal::CONT);
     let output = run.output();
-    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
-    assert!(
-        stderr_of(&output).contains("\"a\""),
-        "{}",
-        stderr_of(&output)
-    );
-    Ok(())
+    exits(&output, 79);
+    contains(&stderr_of(&output), &["\"a\""]);
 }
 
-fn run_continued_in_time_keeps_its_lock(rig: &mut Rig) -> Outcome {
+fn run_continued_in_time_keeps_its_lock(rig: &Rig) {
     let run = rig.start(
         &["a"],
         "touch ready; until [ -e done ]; do sleep 0.05; done",
@@ -105,10 +98,9 @@ fn run_continued_in_time_keeps_its_lock(rig: &mut Rig) -> Outcome {
     rig.write("done", "");
     run.signal(Signal::CONT);
     assert_eq!(run.code(), 0);
-    Ok(())
 }
 
-fn run_continued_while_its_command_is_ended_reports_the_loss(rig: &mut Rig) -> Outcome {
+fn run_continued_while_its_command_is_ended_reports_the_loss(rig: &Rig) {
     let script = "trap 'touch $LOCKKEEPER_NAME.term; exit 0' TERM; touch $LOCKKEEPER_NAME.ready
 while :; do sleep 0.2; done";
     // Several, since the renewal of each comes before or after its check of the lock.
@@ -131,12 +123,11 @@ while :; do sleep 0.2; done";
         run.signal(Signal::CONT);
         let output = run.output();
         assert_eq!(code(&output), 79, "{name}: {}", stderr_of(&output));
-        assert!(stderr_of(&output).contains(name), "{}", stderr_of(&output));
+        contains(&stderr_of(&output), &[name]);
     }
-    Ok(())
 }
 
-fn command_that_ended_while_run_was_stopped_keeps_its_status(rig: &mut Rig) -> Outcome {
+fn command_that_ended_while_run_was_stopped_keeps_its_status(rig: &Rig) {
     let run = rig.start(
         &["--ttl", "20s", "--kill-after", "8s", "a"],
         "touch ready; until [ -e done ]; do sleep 0.05; done; touch over",
@@ -151,8 +142,7 @@ fn command_that_ended_while_run_was_stopped_keeps_its_status(rig: &mut Rig) -> O
     });
     run.signal(Signal::CONT);
     let output = run.output();
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    Ok(())
+    exits(&output, 0);
 }
 
 pub(crate) fn watchdog_of(run: Pid) -> Option<Pid> {
@@ -170,7 +160,7 @@ pub(crate) fn watchdog_of(run: Pid) -> Option<Pid> {
     found.next().and_then(Pid::from_raw)
 }
 
-fn killed_watchdog_is_replaced(rig: &mut Rig) -> Outcome {
+fn killed_watchdog_is_replaced(rig: &Rig) {
     let mut run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     let first = watchdog_of(run.pid()).unwrap();
@@ -184,21 +174,19 @@ fn killed_watchdog_is_replaced(rig: &mut Rig) -> Outcome {
     for pid in both(rig) {
         rig.until_gone(pid);
     }
-    Ok(())
 }
 
-fn stopped_watchdog_is_continued(rig: &mut Rig) -> Outcome {
+fn stopped_watchdog_is_continued(rig: &Rig) {
     let lease = ["--lease", "15s", "--kill-after", "1s", "a"];
     let run = rig.start(&lease, "touch ready; while :; do sleep 0.2; done");
     rig.until_file("ready");
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
     let output = run.output();
-    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
-    Ok(())
+    exits(&output, 79);
 }
 
 #[cfg(target_os = "linux")]
-fn watchdog_wakes_by_a_clock_that_counts_suspends(rig: &mut Rig) -> Outcome {
+fn watchdog_wakes_by_a_clock_that_counts_suspends(rig: &Rig) {
     let run = rig.start(
         &["--lease", "1h", "a"],
         "touch ready; while :; do sleep 0.2; done",
@@ -221,10 +209,9 @@ fn watchdog_wakes_by_a_clock_that_counts_suspends(rig: &mut Rig) -> Outcome {
     rig.until("the timer is armed", is_armed);
     run.signal(Signal::TERM);
     assert_eq!(run.code(), 143);
-    Ok(())
 }
 
-fn run_kills_the_group_if_the_watchdog_is_stopped(rig: &mut Rig) -> Outcome {
+fn run_kills_the_group_if_the_watchdog_is_stopped(rig: &Rig) {
     let script = "(trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
 while [ -e second ]; do sleep 0.05; done) & until [ -e second ]; do sleep 0.05; done
 trap 'touch term; exit 0' TERM; touch ready; while :; do sleep 0.2; done";
@@ -234,7 +221,6 @@ trap 'touch term; exit 0' TERM; touch ready; while :; do sleep 0.2; done";
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
     assert_eq!(run.code(), 79);
     assert!(!is_alive(rig.pid("second")));
-    Ok(())
 }
 
 pub(crate) fn force(rig: &Rig) {
@@ -242,15 +228,12 @@ pub(crate) fn force(rig: &Rig) {
         .lockkeeper(&["unlock", "--force", "--yes", "a"])
         .output()
         .unwrap();
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    exits(&output, 0);
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        shown.contains("Freed") && shown.contains("is held by"),
-        "{shown}"
-    );
+    contains(&shown, &["Freed", "is held by"]);
 }
 
-fn forced_release_ends_the_command(rig: &mut Rig) -> Outcome {
+fn forced_release_ends_the_command(rig: &Rig) {
     let script = "trap 'touch term; exit 0' TERM; echo $LOCKKEEPER_TOKEN > token; touch ready; while :; do sleep 0.2; done";
     let run = rig.start(&["--ttl", "24s", "--kill-after", "10s", "a"], script);
     rig.until_file("ready");
@@ -265,7 +248,7 @@ fn forced_release_ends_the_command(rig: &mut Rig) -> Outcome {
     assert!(new > token, "{token}, {new}");
     let output = run.output();
     // The command exits with 0, and `run` still with 79.
-    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
+    exits(&output, 79);
     // The shell may write lines, too.
     let lines = stderr_of(&output);
     let ours = lines
@@ -273,10 +256,9 @@ fn forced_release_ends_the_command(rig: &mut Rig) -> Outcome {
         .filter(|line| line.starts_with("lockkeeper: "));
     assert_eq!(ours.count(), 1, "{lines}");
     assert!(rig.exists("term"));
-    Ok(())
 }
 
-fn forced_release_kills_a_command_that_ignores_term(rig: &mut Rig) -> Outcome {
+fn forced_release_kills_a_command_that_ignores_term(rig: &Rig) {
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     force(rig);
@@ -287,10 +269,9 @@ fn forced_release_kills_a_command_that_ignores_term(rig: &mut Rig) -> Outcome {
     for pid in both(rig) {
         assert!(!is_alive(pid), "run ended before its command's group did");
     }
-    Ok(())
 }
 
-fn forced_release_with_on_lost_warn_only_warns(rig: &mut Rig) -> Outcome {
+fn forced_release_with_on_lost_warn_only_warns(rig: &Rig) {
     let script = "touch ready; until [ -e done ]; do sleep 0.05; done; exit 8";
     let mut run = rig.start(&with(&["--on-lost", "warn", "a"]), script);
     rig.until_file("ready");
@@ -302,10 +283,9 @@ fn forced_release_with_on_lost_warn_only_warns(rig: &mut Rig) -> Outcome {
     assert!(run.is_running());
     rig.write("done", "");
     assert_eq!(run.code(), 8);
-    Ok(())
 }
 
-fn forced_release_during_hold_at_least_is_reported(rig: &mut Rig) -> Outcome {
+fn forced_release_during_hold_at_least_is_reported(rig: &Rig) {
     let run = rig.start(
         &with(&["--hold-at-least", "1h", "a"]),
         "echo $$ > new; mv new pid; exit 3",
@@ -314,48 +294,41 @@ fn forced_release_during_hold_at_least_is_reported(rig: &mut Rig) -> Outcome {
     rig.until_reaped(rig.pid("pid"));
     force(rig);
     let output = run.output();
-    assert_eq!(code(&output), 3, "{}", stderr_of(&output));
+    exits(&output, 3);
     let line = stderr_of(&output);
-    assert!(line.contains("the rest of --hold-at-least"), "{line}");
+    contains(&line, &["the rest of --hold-at-least"]);
     assert_eq!(line.lines().count(), 1, "{line}");
-    Ok(())
 }
 
-fn fixed_lease_ends_the_command(rig: &mut Rig) -> Outcome {
+fn fixed_lease_ends_the_command(rig: &Rig) {
     // Long enough for both processes to write their ids on a busy machine.
     let args = ["--lease", "8s", "--kill-after", "1s", "a"];
     let output = rig.start(&args, FORKING).output();
-    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
-    assert!(
-        stderr_of(&output).contains("--lease is over"),
-        "{}",
-        stderr_of(&output)
-    );
+    exits(&output, 79);
+    contains(&stderr_of(&output), &["--lease is over"]);
     for pid in both(rig) {
         assert!(!is_alive(pid));
     }
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0, "it was released");
     // A command that ends in time keeps its status.
     assert_eq!(code(&rig.run(&args, "exit 3")), 3);
-    Ok(())
 }
 
-fn run_ends_after_all_processes_of_the_group(rig: &mut Rig) -> Outcome {
+fn run_ends_after_all_processes_of_the_group(rig: &Rig) {
     // The end of each process is an event for `run`.
     let script = "for i in $(seq 200); do
   (trap '' TERM; exec sleep 60 > /dev/null 2>&1) & echo $! >> pids
 done; wait";
     let args = ["--lease", "6s", "--kill-after", "1s", "a"];
     let output = rig.start(&args, script).output();
-    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
+    exits(&output, 79);
     for pid in rig.read("pids").lines() {
         let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
         assert!(!is_alive(pid), "run ended before {pid} did");
     }
-    Ok(())
 }
 
-fn end_of_max_hold_ends_the_command_and_is_named(rig: &mut Rig) -> Outcome {
+fn end_of_max_hold_ends_the_command_and_is_named(rig: &Rig) {
     for (on_lost, effect) in [
         ("term", "its command is ended"),
         ("warn", "its command goes on without it"),
@@ -372,7 +345,6 @@ fn end_of_max_hold_ends_the_command_and_is_named(rig: &mut Rig) -> Outcome {
     let output = run.env("LOCKKEEPER_MAX_HOLD", "30s").output().unwrap();
     let line = stderr_of(&output);
     assert_eq!(code(&output), 64, "{line}");
-    assert!(line.contains("longer than the `max_hold` of 30s"), "{line}");
+    contains(&line, &["longer than the `max_hold` of 30s"]);
     assert!(!rig.exists("started"));
-    Ok(())
 }

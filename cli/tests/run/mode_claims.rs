@@ -4,12 +4,12 @@ use lockkeeper_testkit::cases;
 
 use crate::claims::followed;
 use crate::loss::{FORKING, with};
-use crate::rig::{Case, Outcome, Rig};
+use crate::rig::{Case, Rig};
 
 pub(crate) const CASES: &[Case] =
     cases![command_waits_for_the_one_before_in_its_mode_and_under_its_names,];
 
-fn command_waits_for_the_one_before_in_its_mode_and_under_its_names(rig: &mut Rig) -> Outcome {
+fn command_waits_for_the_one_before_in_its_mode_and_under_its_names(rig: &Rig) {
     for (first, next) in [
         (&["--shared", "a"][..], &["a"][..]),
         (&["--slots", "1", "a"], &["--slots", "1", "a"]),
@@ -19,9 +19,6 @@ fn command_waits_for_the_one_before_in_its_mode_and_under_its_names(rig: &mut Ri
         let run = rig.start(&with(first), FORKING);
         rig.until_file("ready");
         followed(rig, run, next);
-        for file in ["first", "second", "ready", "next"] {
-            std::fs::remove_file(rig.path(file)).unwrap();
-        }
+        rig.remove(&["first", "second", "ready", "next"]);
     }
-    Ok(())
 }

@@ -6,7 +6,7 @@ use lockkeeper_testkit::cases;
 use serde_json::Value;
 
 use crate::operate::{fits, out};
-use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
+use crate::rig::{Case, Rig, Running, code, contains, exits, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     shared_commands_run_beside_each_other,
@@ -22,13 +22,13 @@ const HOLD: &str = "touch held-$$; until [ -e release ]; do sleep 0.05; done; ex
 const HOLD_SLOT: &str = "echo $LOCKKEEPER_SLOT $LOCKKEEPER_TOKEN > new-$$; mv new-$$ held-$$;
 until [ -e release ]; do sleep 0.05; done; exit 7";
 
-/// Refuses to go on where the store has no such mode.
-pub(crate) fn needs(rig: &Rig, mode: &[&str]) -> Outcome {
+/// Returns whether the store has such a mode.
+pub(crate) fn has_mode(rig: &Rig, mode: &[&str]) -> bool {
     let output = rig.run(&[mode, &["unsupported"]].concat(), "true");
     let text = stderr_of(&output);
     match code(&output) {
-        78 if text.contains("capability") => Err(Skip("this store does not have the capability")),
-        0 => Ok(()),
+        78 if text.contains("capability") => false,
+        0 => true,
         status => panic!("{status}: {text}"),
     }
 }
@@ -53,7 +53,7 @@ fn holds(rig: &Rig) -> Vec<String> {
 /// Returns every holder that `who --json` shows.
 fn holders(rig: &Rig, name: &str) -> Vec<Value> {
     let output = rig.lockkeeper(&["who", "--json", name]).output().unwrap();
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    exits(&output, 0);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     report["held"].as_array().unwrap().clone()
 }
@@ -63,11 +63,11 @@ fn unlock(rig: &Rig, args: &[&str]) -> Output {
     command.args(args).output().unwrap()
 }
 
-fn shared_commands_run_beside_each_other(rig: &mut Rig) -> Outcome {
+fn shared_commands_run_beside_each_other(rig: &Rig) {
     let first = hold(rig, &["--shared", "a"], HOLD, 1);
     let second = hold(rig, &["-s", "a"], HOLD, 2);
     let output = rig.run(&["-n", "a"], "touch started");
-    assert_eq!(code(&output), 75, "{}", stderr_of(&output));
+    exits(&output, 75);
     assert!(!rig.exists("started"));
     let held = holders(rig, "a");
     assert_eq!(held.len(), 2, "{held:?}");
@@ -83,10 +83,9 @@ fn shared_commands_run_beside_each_other(rig: &mut Rig) -> Outcome {
     rig.write("release", "");
     assert_eq!((first.code(), second.code()), (7, 7));
     assert!(holders(rig, "a").is_empty(), "a lock is left");
-    Ok(())
 }
 
-fn commands_have_slots_of_their_own(rig: &mut Rig) -> Outcome {
+fn commands_have_slots_of_their_own(rig: &Rig) {
     let first = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 1);
     let second = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 2);
     let texts = holds(rig);
@@ -99,7 +98,7 @@ fn commands_have_slots_of_their_own(rig: &mut Rig) -> Outcome {
     let tokens: Vec<_> = tokens.map(Result::unwrap).collect();
     assert!(tokens[0] < tokens[1], "{tokens:?}");
     let output = rig.run(&["-n", "--slots", "2", "a"], "true");
-    assert_eq!(code(&output), 75, "{}", stderr_of(&output));
+    exits(&output, 75);
     // The lock of that name is free.
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
     let held = holders(rig, "a");
@@ -113,60 +112,46 @@ fn commands_have_slots_of_their_own(rig: &mut Rig) -> Outcome {
     assert_eq!(held.len(), 2, "{held:?}");
     let table = out(&rig.lockkeeper(&["who"]).output().unwrap());
     fits(&table);
-    assert!(
-        table.contains(" slot 0 ") && table.contains(" slot 1 "),
-        "{table}"
-    );
+    contains(&table, &[" slot 0 ", " slot 1 "]);
     let next = rig.start(&["--slots", "2", "a"], "echo $LOCKKEEPER_SLOT");
     rig.until_waited_for("a", 1);
     rig.write("release", "");
     assert_eq!((first.code(), second.code()), (7, 7));
     let next = next.output();
-    assert_eq!(code(&next), 0, "{}", stderr_of(&next));
+    exits(&next, 0);
     assert!(
         ["0\n", "1\n"].contains(&out(&next).as_str()),
         "{}",
         out(&next)
     );
-    Ok(())
 }
 
-fn slots_of_another_number_are_refused(rig: &mut Rig) -> Outcome {
+fn slots_of_another_number_are_refused(rig: &Rig) {
     let holder = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 1);
     let output = rig.run(&["--slots", "3", "a"], "true");
     let line = stderr_of(&output);
     assert_eq!((code(&output), line.lines().count()), (78, 1), "{line}");
-    assert!(
-        line.contains("3") && line.contains("use the same"),
-        "{line}"
-    );
+    contains(&line, &["3", "use the same"]);
     rig.write("release", "");
     assert_eq!(holder.code(), 7);
     assert_eq!(code(&rig.run(&["--slots", "3", "a"], "true")), 0);
-    Ok(())
 }
 
-fn unlock_frees_one_of_several_slots(rig: &mut Rig) -> Outcome {
+fn unlock_frees_one_of_several_slots(rig: &Rig) {
     let first = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 1);
     let second = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 2);
     let output = unlock(rig, &["a"]);
     let line = stderr_of(&output);
     assert_eq!((code(&output), line.lines().count()), (64, 1), "{line}");
-    assert!(
-        line.contains("--slot 0") && line.contains("--all"),
-        "{line}"
-    );
+    contains(&line, &["--slot 0", "--all"]);
     let table = out(&output);
-    assert!(
-        table.contains(" slot 0 ") && table.contains(" slot 1 "),
-        "{table}"
-    );
+    contains(&table, &[" slot 0 ", " slot 1 "]);
     let output = unlock(rig, &["a", "--slot", "2"]);
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    assert!(out(&output).contains("no such holder"), "{}", out(&output));
+    exits(&output, 0);
+    contains(&out(&output), &["no such holder"]);
     assert_eq!(holders(rig, "a").len(), 2, "one was freed");
     let output = unlock(rig, &["a", "--slot", "1"]);
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    exits(&output, 0);
     assert!(
         out(&output).starts_with("\"a\" (slot 1) is held by "),
         "{}",
@@ -176,36 +161,26 @@ fn unlock_frees_one_of_several_slots(rig: &mut Rig) -> Outcome {
     assert_eq!((held.len(), &held[0]["slot"]), (1, &0.into()), "{held:?}");
     rig.write("release", "");
     assert_eq!((first.code(), second.code()), (7, 79));
-    Ok(())
 }
 
-fn unlock_frees_one_reader_or_all(rig: &mut Rig) -> Outcome {
+fn unlock_frees_one_reader_or_all(rig: &Rig) {
     let first = hold(rig, &["--shared", "a"], HOLD, 1);
     let second = hold(rig, &["--shared", "a"], HOLD, 2);
     let third = hold(rig, &["--shared", "a"], HOLD, 3);
     let output = unlock(rig, &["a"]);
     let line = stderr_of(&output);
     assert_eq!(code(&output), 64, "{line}");
-    assert!(line.contains("--mode shared --"), "{line}");
+    contains(&line, &["--mode shared --"]);
     let pid = first.pid().to_string();
     let output = unlock(rig, &["a", "--pid", &pid]);
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    assert!(
-        out(&output).contains("Freed \"a\" (shared)."),
-        "{}",
-        out(&output)
-    );
+    exits(&output, 0);
+    contains(&out(&output), &["Freed \"a\" (shared)."]);
     assert_eq!(holders(rig, "a").len(), 2);
     let output = unlock(rig, &["a", "--mode", "shared", "--all"]);
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    assert!(
-        out(&output).contains("Freed 2 of 2 holds of"),
-        "{}",
-        out(&output)
-    );
+    exits(&output, 0);
+    contains(&out(&output), &["Freed 2 of 2 holds of"]);
     assert!(holders(rig, "a").is_empty());
     rig.write("release", "");
     let codes = [first.code(), second.code(), third.code()];
     assert_eq!(codes, [79; 3]);
-    Ok(())
 }

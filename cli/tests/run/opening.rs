@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use lockkeeper_testkit::{RedisServer, cases};
 use rustix::process::Signal;
 
-use crate::rig::{Case, Outcome, RedisCase, Rig, Running, code, stderr_of};
+use crate::rig::{Case, RedisCase, Rig, Running, code, contains, exits, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     wait_for_the_store_ends_with_69,
@@ -35,7 +35,7 @@ fn start_with(rig: &Rig, name: &str, args: &[&str], change: impl Fn(&mut Command
     run
 }
 
-fn store_may_come_up_within_the_wait(rig: &Rig, server: &RedisServer) -> Outcome {
+fn store_may_come_up_within_the_wait(rig: &Rig, server: &RedisServer) {
     server.kill();
     let [limited, endless] = ["10m", "forever"].map(|wait| start(rig, wait, |_| {}));
     let keyed = start_with(rig, "key", &[], |command| {
@@ -55,23 +55,18 @@ fn store_may_come_up_within_the_wait(rig: &Rig, server: &RedisServer) -> Outcome
     assert_eq!(code(&rig.run(&["--wait", "50ms", "a"], "true")), 75);
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
-    Ok(())
 }
 
-fn wait_for_the_store_ends_with_69(rig: &mut Rig) -> Outcome {
+fn wait_for_the_store_ends_with_69(rig: &Rig) {
     let output = rig.run(&["-v", "--wait", "3s", "--url", NOWHERE, "a"], "true");
     let lines = stderr_of(&output);
     assert_eq!(code(&output), 69, "{lines}");
     assert_eq!(lines.lines().count(), 2, "{lines}");
-    assert!(
-        lines.contains("for the last") && lines.contains("refused"),
-        "{lines}"
-    );
+    contains(&lines, &["for the last", "refused"]);
     let nowhere = "redis://127.0.0.1:1/?open_wait=10m";
     assert_eq!(code(&rig.run(&["-n", "--url", nowhere, "a"], "true")), 69);
     let mut command = rig.lockkeeper(&["who", "--url", nowhere]);
     assert_eq!(code(&command.output().unwrap()), 69);
-    Ok(())
 }
 
 fn with_fallback(command: &mut Command, fallback: &str) {
@@ -79,7 +74,7 @@ fn with_fallback(command: &mut Command, fallback: &str) {
     command.env("LOCKKEEPER_FALLBACK", fallback);
 }
 
-fn fallback_is_opened_when_the_wait_is_over(rig: &mut Rig) -> Outcome {
+fn fallback_is_opened_when_the_wait_is_over(rig: &Rig) {
     let fell_back = |name: &str| {
         rig.read(name)
             .contains("does not exclude holders on redis:")
@@ -92,19 +87,13 @@ fn fallback_is_opened_when_the_wait_is_over(rig: &mut Rig) -> Outcome {
     assert_eq!(endless.code(), 143);
     assert!(!fell_back("forever"), "{}", rig.read("forever"));
     assert!(rig.exists("started-3s") && !rig.exists("started-forever"));
-    Ok(())
 }
 
-fn fallback_is_checked_before_the_wait(rig: &mut Rig) -> Outcome {
+fn fallback_is_checked_before_the_wait(rig: &Rig) {
     let mut command = rig.run_command(&["--wait", "forever", "a"], "true");
     with_fallback(&mut command, "redis://127.0.0.1/?tll=5s");
     let command = command.stderr(Stdio::piped());
     let output = Running(Some(command.spawn().unwrap())).output();
-    assert_eq!(code(&output), 78, "{}", stderr_of(&output));
-    assert!(
-        stderr_of(&output).contains("`tll`"),
-        "{}",
-        stderr_of(&output)
-    );
-    Ok(())
+    exits(&output, 78);
+    contains(&stderr_of(&output), &["`tll`"]);
 }

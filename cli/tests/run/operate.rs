@@ -5,7 +5,7 @@ use std::process::Stdio;
 use lockkeeper_testkit::cases;
 use serde_json::Value;
 
-use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
+use crate::rig::{Case, Rig, Running, code, contains, exits, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     who_shows_the_holder_within_80_columns,
@@ -27,7 +27,7 @@ pub(crate) fn fits(text: &str) {
     }
 }
 
-fn who_shows_the_holder_within_80_columns(rig: &mut Rig) -> Outcome {
+fn who_shows_the_holder_within_80_columns(rig: &Rig) {
     // Creates the file.
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let nothing = rig.lockkeeper(&["who"]).output().unwrap();
@@ -57,14 +57,13 @@ fn who_shows_the_holder_within_80_columns(rig: &mut Rig) -> Outcome {
     assert!(rig.who("another").is_null());
     let table = rig.lockkeeper(&["who"]).output().unwrap();
     fits(&out(&table));
-    assert!(out(&table).contains("seat:42"), "{}", out(&table));
+    contains(&out(&table), &["seat:42"]);
     assert!(!out(&table).contains(" mode "), "{}", out(&table));
     rig.write("release", "");
     assert_eq!((first.code(), second.code()), (0, 0));
-    Ok(())
 }
 
-fn who_lists_all_namespaces_with_their_names(rig: &mut Rig) -> Outcome {
+fn who_lists_all_namespaces_with_their_names(rig: &Rig) {
     let first = rig.hold("of-this-case");
     let script = "touch second; until [ -e release ]; do sleep 0.05; done";
     let mut second = rig.run_command(&["b"], script);
@@ -90,13 +89,12 @@ fn who_lists_all_namespaces_with_their_names(rig: &mut Rig) -> Outcome {
         .unwrap();
     fits(&out(&table));
     assert!(out(&table).starts_with("namespace"), "{}", out(&table));
-    assert!(out(&table).contains("\nelsewhere"), "{}", out(&table));
+    contains(&out(&table), &["\nelsewhere"]);
     rig.write("release", "");
     assert_eq!((first.code(), second.code()), (0, 0));
-    Ok(())
 }
 
-fn unlock_asks_for_confirmation(rig: &mut Rig) -> Outcome {
+fn unlock_asks_for_confirmation(rig: &Rig) {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let free = rig
         .lockkeeper(&["unlock", "--force", "a"])
@@ -113,12 +111,8 @@ fn unlock_asks_for_confirmation(rig: &mut Rig) -> Outcome {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    assert_eq!(code(&unconfirmed), 64, "{}", stderr_of(&unconfirmed));
-    assert!(
-        out(&unconfirmed).contains("is held by"),
-        "{}",
-        out(&unconfirmed)
-    );
+    exits(&unconfirmed, 64);
+    contains(&out(&unconfirmed), &["is held by"]);
     assert_eq!(
         code(&rig.run(&["-n", "a"], "true")),
         75,
@@ -128,17 +122,16 @@ fn unlock_asks_for_confirmation(rig: &mut Rig) -> Outcome {
         .lockkeeper(&["unlock", "--force", "--yes", "a"])
         .output()
         .unwrap();
-    assert_eq!(code(&freed), 0, "{}", stderr_of(&freed));
+    exits(&freed, 0);
     assert!(rig.who("a").is_null());
     // The command ends before the next renewal; the release finds that the lock was lost. Until then
     // the next `run` would wait for the claim.
     rig.write("release", "");
     assert_eq!(holder.code(), 79);
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
-    Ok(())
 }
 
-fn unlock_with_yes_frees_without_an_open_output(rig: &mut Rig) -> Outcome {
+fn unlock_with_yes_frees_without_an_open_output(rig: &Rig) {
     let holder = rig.hold("a");
     let unlock = |args: &[&str]| {
         let full = std::fs::File::create("/dev/full").unwrap();
@@ -149,17 +142,16 @@ fn unlock_with_yes_frees_without_an_open_output(rig: &mut Rig) -> Outcome {
         line
     };
     let line = unlock(&[]);
-    assert!(line.contains("nothing was done"), "{line}");
+    contains(&line, &["nothing was done"]);
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 75);
     let line = unlock(&["--yes"]);
-    assert!(line.contains("freed \"a\", but cannot print"), "{line}");
+    contains(&line, &["freed \"a\", but cannot print"]);
     assert!(rig.who("a").is_null());
     rig.write("release", "");
     assert_eq!(holder.code(), 79);
-    Ok(())
 }
 
-fn who_unlock_and_doctor_create_no_store(rig: &mut Rig) -> Outcome {
+fn who_unlock_and_doctor_create_no_store(rig: &Rig) {
     let url = format!("sqlite:{}", rig.path("typo.db").display());
     let explicit = format!("{url}?create=false");
     for (args, url) in [
@@ -169,16 +161,12 @@ fn who_unlock_and_doctor_create_no_store(rig: &mut Rig) -> Outcome {
     ] {
         let args = [args, &["--url", url]].concat();
         let output = rig.lockkeeper(&args).output().unwrap();
-        assert_eq!(code(&output), 78, "{}", out(&output));
+        exits(&output, 78);
         assert_eq!(
             (out(&output).as_str(), stderr_of(&output).lines().count()),
             ("", 1)
         );
-        assert!(
-            stderr_of(&output).contains("typo.db"),
-            "{}",
-            stderr_of(&output)
-        );
+        contains(&stderr_of(&output), &["typo.db"]);
         assert!(!rig.exists("typo.db"), "the query has created it");
     }
     let files = || std::fs::read_dir(rig.folder.path()).unwrap().count();
@@ -197,14 +185,13 @@ fn who_unlock_and_doctor_create_no_store(rig: &mut Rig) -> Outcome {
         let text = out(&output);
         // A busy machine is a slow store.
         assert_eq!(code(&output) == 2, !is_usable, "{text}");
-        assert!(text.contains(part), "{text}");
+        contains(&text, &[part]);
         assert!(!text.contains("typo.db-"), "{text}");
         assert_eq!(files(), before, "doctor has left a file");
     }
-    Ok(())
 }
 
-fn fallback_is_not_asked_for_holders(rig: &mut Rig) -> Outcome {
+fn fallback_is_not_asked_for_holders(rig: &Rig) {
     // The fallback knows nothing of the holders on the first store.
     for (args, status) in [
         (&["who"][..], 69),
@@ -218,10 +205,9 @@ fn fallback_is_not_asked_for_holders(rig: &mut Rig) -> Outcome {
         let output = command.output().unwrap();
         assert_eq!(code(&output), status, "{args:?} {}", stderr_of(&output));
     }
-    Ok(())
 }
 
-fn completions_and_manual_are_generated(rig: &mut Rig) -> Outcome {
+fn completions_and_manual_are_generated(rig: &Rig) {
     for shell in ["bash", "zsh", "fish"] {
         let output = rig.lockkeeper(&["completions", shell]).output().unwrap();
         assert_eq!(code(&output), 0);
@@ -236,7 +222,7 @@ fn completions_and_manual_are_generated(rig: &mut Rig) -> Outcome {
         .lockkeeper(&["manual", "--folder", "man"])
         .output()
         .unwrap();
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    exits(&output, 0);
     for page in [
         "lockkeeper",
         "lockkeeper-run",
@@ -248,7 +234,7 @@ fn completions_and_manual_are_generated(rig: &mut Rig) -> Outcome {
     }
     let text = rig.read("man/lockkeeper.1");
     for key in ["handover_max", "pool_size", "replicas"] {
-        assert!(text.contains(key), "{text}");
+        contains(&text, &[key]);
     }
     let text = rig.read("man/lockkeeper-run.1");
     for usage in ["\\-\\- <COMMAND>...\n", "\\-c <LINE>\n"] {
@@ -272,5 +258,4 @@ fn completions_and_manual_are_generated(rig: &mut Rig) -> Outcome {
     for row in ["64", "69", "71", "75", "78", "79", "126", "127"] {
         assert!(text.contains(row), "{row}");
     }
-    Ok(())
 }

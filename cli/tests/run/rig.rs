@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Output, Stdio};
 use std::sync::Arc;
@@ -21,14 +22,18 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 const REPLY_LIMIT: Duration = TIMEOUT;
 const REDIS: RedisKind = RedisKind::Redis7;
 
-pub(crate) type Case = (&'static str, fn(&mut Rig) -> Outcome);
+pub(crate) type Case = (&'static str, fn(&Rig));
 
-/// The reason why a case cannot run on a store.
-pub(crate) struct Skip(pub(crate) &'static str);
-pub(crate) type Outcome = Result<(), Skip>;
+/// The reason why a case cannot run.
+struct Skip(&'static str);
+
+/// Ends the case, which shows as ignored.
+pub(crate) fn skip(why: &'static str) -> ! {
+    resume_unwind(Box::new(Skip(why)))
+}
 
 /// A case that does something to its server.
-pub(crate) type RedisCase = (&'static str, fn(&Rig, &RedisServer) -> Outcome);
+pub(crate) type RedisCase = (&'static str, fn(&Rig, &RedisServer));
 
 /// Runs every case on a SQLite file of its own, the others on a Redis of its own, and the trials of `servers`.
 pub(crate) fn main(on_file: &[Case], on_redis: &[RedisCase], servers: Vec<Trial>) -> ExitCode {
@@ -49,18 +54,28 @@ pub(crate) fn main(on_file: &[Case], on_redis: &[RedisCase], servers: Vec<Trial>
                 return Ok(Completion::ignored_with(why));
             }
             let server = RedisServer::start(REDIS, &RedisOptions::new()).unwrap();
-            completed(case(&Rig::on_server(&server.url()), &server))
+            run(|| case(&Rig::on_server(&server.url()), &server))
         })
     }));
-    trials.extend(on_file.iter().map(|&(name, case)| {
-        Trial::ignorable_test(name, move || completed(case(&mut Rig::on_file())))
-    }));
+    trials.extend(
+        on_file.iter().map(|&(name, case)| {
+            Trial::ignorable_test(name, move || run(|| case(&Rig::on_file())))
+        }),
+    );
     libtest_mimic::run(&args, trials).exit_code()
 }
 
-fn completed(outcome: Outcome) -> Result<Completion, Failed> {
-    let ignored = |Skip(why)| Completion::ignored_with(why);
-    Ok(outcome.map_or_else(ignored, |()| Completion::Completed))
+fn run(case: impl FnOnce()) -> Result<Completion, Failed> {
+    let Err(panic) = catch_unwind(AssertUnwindSafe(case)) else {
+        return Ok(Completion::Completed);
+    };
+    match panic.downcast() {
+        Ok(skip) => {
+            let Skip(why) = *skip;
+            Ok(Completion::ignored_with(why))
+        }
+        Err(panic) => resume_unwind(panic),
+    }
 }
 
 /// A store, and a folder for the files of the commands.
@@ -104,6 +119,12 @@ impl Rig {
         fs::write(self.path(name), text).unwrap();
     }
 
+    pub(crate) fn remove(&self, names: &[&str]) {
+        for name in names {
+            fs::remove_file(self.path(name)).unwrap();
+        }
+    }
+
     /// Returns the process id that a command wrote to a file.
     pub(crate) fn pid(&self, name: &str) -> Pid {
         Pid::from_raw(self.read(name).trim().parse().unwrap()).unwrap()
@@ -130,18 +151,18 @@ impl Rig {
     }
 
     /// Returns setsid(1), which runs a program as the leader of a session of its own.
-    pub(crate) fn leader(&self) -> Result<Command, Skip> {
+    pub(crate) fn leader(&self) -> Command {
         if Command::new("setsid").arg("--version").output().is_err() {
-            return Err(Skip("setsid(1) is not on this machine"));
+            skip("setsid(1) is not on this machine");
         }
         let mut command = Command::new("setsid");
         self.set_environment(&mut command);
-        Ok(command)
+        command
     }
 
     /// Returns unshare(1), which runs a program as the first process of a PID namespace. The program's
     /// session and group are outside of the namespace, so their ids are 0.
-    pub(crate) fn namespace(&self, more: &[&'static str]) -> Result<Vec<&'static str>, Skip> {
+    pub(crate) fn namespace(&self, more: &[&'static str]) -> Vec<&'static str> {
         let pids = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
         let root = [&pids, more].concat();
         let user = [&root[..], &["--user", "--map-root-user"]].concat();
@@ -153,18 +174,18 @@ impl Rig {
             tried.is_ok_and(|output| output.status.success())
         };
         let may = [root, user].into_iter().find(may);
-        may.ok_or(Skip("this user can make no such namespace with unshare(1)"))
+        may.unwrap_or_else(|| skip("this user can make no such namespace with unshare(1)"))
     }
 
     /// Runs a script as the first process of a [`namespace`](Self::namespace). Its `$0` is lockkeeper.
-    pub(crate) fn contain(&self, more: &[&'static str], script: &str) -> Result<Output, Skip> {
-        let unshare = self.namespace(more)?;
+    pub(crate) fn contain(&self, more: &[&'static str], script: &str) -> Output {
+        let unshare = self.namespace(more);
         let mut command = Command::new(unshare[0]);
         self.set_environment(&mut command);
         command.args(&unshare[1..]);
         command.args(["sh", "-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Ok(Running(Some(command.spawn().unwrap())).output())
+        Running(Some(command.spawn().unwrap())).output()
     }
 
     /// Runs `lockkeeper run … -- sh -c SCRIPT` to its end.
@@ -254,6 +275,20 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
 /// Returns the text on standard error.
 pub(crate) fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Checks the exit status of a program.
+#[track_caller]
+pub(crate) fn exits(output: &Output, status: i32) {
+    assert_eq!(code(output), status, "{output:?}");
+}
+
+/// Checks what a text contains.
+#[track_caller]
+pub(crate) fn contains(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
 }
 
 pub(crate) fn code(output: &Output) -> i32 {

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use lockkeeper_testkit::cases;
 
-use crate::rig::{Case, Outcome, Rig, Running, stderr_of};
+use crate::rig::{Case, Rig, Running, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![sections_of_a_script_run_under_the_lock,];
 
@@ -28,7 +28,7 @@ EOF
 sh whole "$version" c
 "#;
 
-fn sections_of_a_script_run_under_the_lock(rig: &mut Rig) -> Outcome {
+fn sections_of_a_script_run_under_the_lock(rig: &Rig) {
     let mut command = Command::new("sh");
     rig.set_environment(&mut command);
     command
@@ -50,5 +50,4 @@ fn sections_of_a_script_run_under_the_lock(rig: &mut Rig) -> Outcome {
          status 3\n\
          2 arguments under whole\n"
     );
-    Ok(())
 }

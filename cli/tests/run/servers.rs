@@ -8,9 +8,9 @@ use lockkeeper_testkit::{
 use serde_json::Value;
 
 use crate::loss::force;
-use crate::modes::needs;
+use crate::modes::has_mode;
 use crate::operate::{fits, out};
-use crate::rig::{Rig, code, stderr_of};
+use crate::rig::{Rig, code, exits, stderr_of};
 
 /// One Redis and one PostgreSQL: the conformance suite covers how the others differ.
 pub(crate) fn trials() -> Vec<Trial> {
@@ -45,7 +45,7 @@ fn all_verbs(url: &str) {
     let holder = rig.start(&["a"], script);
     rig.until_file("held");
     let busy = rig.run(&["-n", "a"], "touch started");
-    assert_eq!(code(&busy), 75, "{}", stderr_of(&busy));
+    exits(&busy, 75);
     let next = rig.start(&["a"], "echo $LOCKKEEPER_TOKEN");
     rig.until_waited_for("a", 1);
 
@@ -62,18 +62,18 @@ fn all_verbs(url: &str) {
 
     force(&rig);
     let ended = holder.output();
-    assert_eq!(code(&ended), 79, "{}", stderr_of(&ended));
+    exits(&ended, 79);
     let next = next.output();
-    assert_eq!(code(&next), 0, "{}", stderr_of(&next));
+    exits(&next, 0);
     let tokens = [token, out(&next)].map(|text| text.trim().parse::<u64>().unwrap());
     assert!(tokens[0] < tokens[1], "{tokens:?}");
 
-    if needs(&rig, &["--slots", "2"]).is_ok() {
+    if has_mode(&rig, &["--slots", "2"]) {
         let slot = rig.run(&["--slots", "2", "a"], "echo $LOCKKEEPER_SLOT");
         assert_eq!(out(&slot), "0\n", "{}", stderr_of(&slot));
     }
     let several = rig.run(&["-n", "c", "--also", "a"], "exit 7");
-    assert_eq!(code(&several), 7, "{}", stderr_of(&several));
+    exits(&several, 7);
     is_healthy(&rig);
 }
 

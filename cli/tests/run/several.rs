@@ -2,7 +2,7 @@
 
 use lockkeeper_testkit::cases;
 
-use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
+use crate::rig::{Case, Rig, Running, code, contains, exits, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     command_holds_all_names,
@@ -21,7 +21,7 @@ fn hold(rig: &Rig, args: &[&str]) -> Running {
     run
 }
 
-fn command_holds_all_names(rig: &mut Rig) -> Outcome {
+fn command_holds_all_names(rig: &Rig) {
     let run = hold(rig, &["b", "--also", "a", "--also", "c"]);
     for name in ["a", "b", "c"] {
         let output = rig.run(&["-n", name], "true");
@@ -41,11 +41,10 @@ fn command_holds_all_names(rig: &mut Rig) -> Outcome {
     let output = rig.run(&["-v", "-n", "c", "--also", "b", "--also", "a"], "true");
     let lines = stderr_of(&output);
     assert_eq!(code(&output), 0, "{lines}");
-    assert!(lines.contains("released \"c\", \"b\", \"a\""), "{lines}");
-    Ok(())
+    contains(&lines, &["released \"c\", \"b\", \"a\""]);
 }
 
-fn name_that_is_given_twice_counts_once(rig: &mut Rig) -> Outcome {
+fn name_that_is_given_twice_counts_once(rig: &Rig) {
     // A claim that were taken twice would be waited for as long as the lease.
     let args = ["-v", "--ttl", "5m", "a", "--also", "a"];
     let output = rig.start(&args, "echo $LOCKKEEPER_TOKENS").output();
@@ -55,10 +54,9 @@ fn name_that_is_given_twice_counts_once(rig: &mut Rig) -> Outcome {
     let text = String::from_utf8(output.stdout).unwrap();
     let tokens: Vec<_> = text.split_whitespace().collect();
     assert_eq!((tokens.len(), tokens[0]), (2, tokens[1]));
-    Ok(())
 }
 
-fn slot_and_tokens_are_not_passed_on_by_pass_url(rig: &mut Rig) -> Outcome {
+fn slot_and_tokens_are_not_passed_on_by_pass_url(rig: &Rig) {
     for (lock, name, own) in [
         (&["a", "--also", "b"][..], "TOKENS", None),
         (&["--slots", "1", "a"], "SLOT", Some("0")),
@@ -68,21 +66,20 @@ fn slot_and_tokens_are_not_passed_on_by_pass_url(rig: &mut Rig) -> Outcome {
             env!("CARGO_BIN_EXE_lockkeeper")
         );
         let output = rig.run(&[&["--pass-url"], lock].concat(), &script);
-        assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+        exits(&output, 0);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let lines: Vec<_> = text.lines().collect();
         assert!(own.is_none_or(|own| lines[0] == own), "{text}");
         assert_eq!(lines[1], "none", "{text}");
     }
-    Ok(())
 }
 
-fn nothing_is_held_if_one_name_is_busy(rig: &mut Rig) -> Outcome {
+fn nothing_is_held_if_one_name_is_busy(rig: &Rig) {
     let holder = rig.hold("b");
     let output = rig.run(&["-n", "a", "--also", "b", "--also", "c"], "touch started");
     let line = stderr_of(&output);
     assert_eq!((code(&output), line.lines().count()), (75, 1), "{line}");
-    assert!(line.contains("\"b\" is held by "), "{line}");
+    contains(&line, &["\"b\" is held by "]);
     assert!(!rig.exists("started"));
     for name in ["a", "c"] {
         assert!(rig.who(name).is_null(), "{name} is held");
@@ -94,10 +91,9 @@ fn nothing_is_held_if_one_name_is_busy(rig: &mut Rig) -> Outcome {
     rig.write("release", "");
     assert_eq!((holder.code(), waiter.code()), (0, 0));
     assert!(rig.exists("started"));
-    Ok(())
 }
 
-fn loss_of_one_name_ends_the_command(rig: &mut Rig) -> Outcome {
+fn loss_of_one_name_ends_the_command(rig: &Rig) {
     let args = ["--ttl", "24s", "--kill-after", "10s", "a", "--also", "b"];
     let script = "trap 'touch term; exit 0' TERM; touch held; while :; do sleep 0.2; done";
     let run = rig.start(&args, script);
@@ -107,11 +103,7 @@ fn loss_of_one_name_ends_the_command(rig: &mut Rig) -> Outcome {
     let output = run.output();
     let line = stderr_of(&output);
     assert_eq!(code(&output), 79, "{line}");
-    assert!(
-        line.contains("the set of locks \"a\", \"b\" is lost"),
-        "{line}"
-    );
+    contains(&line, &["the set of locks \"a\", \"b\" is lost"]);
     assert!(rig.exists("term"));
     assert!(rig.who("a").is_null(), "the other name is still held");
-    Ok(())
 }

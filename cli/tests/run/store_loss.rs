@@ -3,7 +3,7 @@
 use lockkeeper_testkit::{RedisServer, cases};
 
 use crate::loss::{FORKING, both, with};
-use crate::rig::{Case, Outcome, RedisCase, Rig, code, is_alive, stderr_of};
+use crate::rig::{Case, RedisCase, Rig, code, exits, is_alive, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![file_that_is_deleted_ends_the_command,];
 pub(crate) const ON_REDIS: &[RedisCase] = cases![
@@ -12,7 +12,7 @@ pub(crate) const ON_REDIS: &[RedisCase] = cases![
     wait_without_bound_survives_a_restart_of_the_store,
 ];
 
-fn killed_store_ends_the_command(rig: &Rig, server: &RedisServer) -> Outcome {
+fn killed_store_ends_the_command(rig: &Rig, server: &RedisServer) {
     let run = rig.start(&with(&["-v", "a"]), FORKING);
     rig.until_file("ready");
     server.kill();
@@ -30,17 +30,16 @@ fn killed_store_ends_the_command(rig: &Rig, server: &RedisServer) -> Outcome {
     for pid in both(rig) {
         assert!(!is_alive(pid));
     }
-    Ok(())
 }
 
-fn killed_store_ends_the_wait(rig: &Rig, server: &RedisServer) -> Outcome {
+fn killed_store_ends_the_wait(rig: &Rig, server: &RedisServer) {
     let holder = rig.hold("a");
     // Until the end of its wait, it has to be queued, and the server killed.
     let waiter = rig.start(&["--wait", "20s", "a"], "touch started");
     rig.until_waited_for("a", 1);
     server.kill();
     let output = waiter.output();
-    assert_eq!(code(&output), 69, "{}", stderr_of(&output));
+    exits(&output, 69);
     assert_eq!(
         stderr_of(&output).lines().count(),
         1,
@@ -53,10 +52,9 @@ fn killed_store_ends_the_wait(rig: &Rig, server: &RedisServer) -> Outcome {
     // is lost.
     let status = holder.code();
     assert!(status == 0 || status == 79, "{status}");
-    Ok(())
 }
 
-fn wait_without_bound_survives_a_restart_of_the_store(rig: &Rig, server: &RedisServer) -> Outcome {
+fn wait_without_bound_survives_a_restart_of_the_store(rig: &Rig, server: &RedisServer) {
     let holder = rig.hold("a");
     let waiter = rig.start(&["a"], "exit 3");
     rig.until_waited_for("a", 1);
@@ -69,10 +67,9 @@ fn wait_without_bound_survives_a_restart_of_the_store(rig: &Rig, server: &RedisS
     rig.write("release", "");
     assert_eq!(waiter.code(), 3);
     assert_eq!(holder.code(), 79);
-    Ok(())
 }
 
-fn file_that_is_deleted_ends_the_command(rig: &mut Rig) -> Outcome {
+fn file_that_is_deleted_ends_the_command(rig: &Rig) {
     for files in [
         &["locks.db", "locks.db-wal", "locks.db-shm"][..],
         &["locks.db-wal", "locks.db-shm"],
@@ -88,9 +85,6 @@ fn file_that_is_deleted_ends_the_command(rig: &mut Rig) -> Outcome {
             assert!(!is_alive(pid));
         }
         assert_eq!(code(&rig.run(&["--wait", "30s", "a"], "true")), 0);
-        for file in ["ready", "first", "second"] {
-            std::fs::remove_file(rig.path(file)).unwrap();
-        }
+        rig.remove(&["ready", "first", "second"]);
     }
-    Ok(())
 }

@@ -4,7 +4,7 @@ use lockkeeper_testkit::{RedisServer, cases};
 use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 
-use crate::rig::{Case, Outcome, RedisCase, Rig, code, stderr_of};
+use crate::rig::{Case, RedisCase, Rig, contains, exits, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     run_works_in_a_pid_namespace,
@@ -18,7 +18,7 @@ pub(crate) const CASES: &[Case] = cases![
 /// A server has a clock of its own.
 pub(crate) const ON_REDIS: &[RedisCase] = cases![clock_of_a_container_frees_no_lock_on_a_server];
 
-fn run_works_in_a_pid_namespace(rig: &mut Rig) -> Outcome {
+fn run_works_in_a_pid_namespace(rig: &Rig) {
     let script = r#"
 until_there() { until [ -e $1 ]; do sleep 0.05; done; }
 "$0" run a -- sh -c 'trap "touch heard" TSTP; touch set; until [ -e done ]; do sleep 0.05; done; exit 3' &
@@ -34,39 +34,37 @@ until grep -q ') T ' /proc/$(cat pid)/stat; do sleep 0.05; done
 kill -CONT $(cat pid)
 wait $!
 echo $?"#;
-    let output = rig.contain(&[], script)?;
+    let output = rig.contain(&[], script);
     assert_eq!(stderr_of(&output), "");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "3\n4\n");
-    Ok(())
 }
 
-fn boot_id_of_a_container_frees_no_lock(rig: &mut Rig) -> Outcome {
+fn boot_id_of_a_container_frees_no_lock(rig: &Rig) {
     // systemd-nspawn and LXC mount a boot id like this.
     rig.write("boot_id", "7b5c1a52-8f2f-4f6a-9f0c-6d4a4f1d2f11\n");
     let script = r#"mount --bind boot_id /proc/sys/kernel/random/boot_id && exec "$0" run -n a -- touch started"#;
     let holder = rig.hold("a");
-    let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 75, "{}", stderr_of(&output));
+    let output = rig.contain(&[], script);
+    exits(&output, 75);
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
-    let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    Ok(())
+    let output = rig.contain(&[], script);
+    exits(&output, 0);
 }
 
-fn clock_of_a_container_frees_no_lock(rig: &mut Rig) -> Outcome {
-    with_clock_apart(rig, 78)
+fn clock_of_a_container_frees_no_lock(rig: &Rig) {
+    with_clock_apart(rig, 78);
 }
 
-fn clock_of_a_container_frees_no_lock_on_a_server(rig: &Rig, _: &RedisServer) -> Outcome {
-    with_clock_apart(rig, 75)
+fn clock_of_a_container_frees_no_lock_on_a_server(rig: &Rig, _: &RedisServer) {
+    with_clock_apart(rig, 75);
 }
 
-fn with_clock_apart(rig: &Rig, expected: i32) -> Outcome {
+fn with_clock_apart(rig: &Rig, expected: i32) {
     let holder = rig.hold("a");
     let apart = ["--time", "--boottime", "864000"];
-    let output = rig.contain(&apart, r#"exec "$0" run -n a -- touch started"#)?;
-    assert_eq!(code(&output), expected, "{}", stderr_of(&output));
+    let output = rig.contain(&apart, r#"exec "$0" run -n a -- touch started"#);
+    exits(&output, expected);
     assert_eq!(
         stderr_of(&output).lines().count(),
         1,
@@ -76,32 +74,26 @@ fn with_clock_apart(rig: &Rig, expected: i32) -> Outcome {
     assert!(!rig.exists("started"));
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
-    Ok(())
 }
 
-fn database_file_mounted_without_its_folder_is_refused(rig: &mut Rig) -> Outcome {
+fn database_file_mounted_without_its_folder_is_refused(rig: &Rig) {
     let holder = rig.hold("a");
     rig.write("alone.db", "");
     let script = r#"mount --bind store/locks.db alone.db && exec "$0" run -n --url sqlite:alone.db a -- touch started"#;
-    let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 78, "{}", stderr_of(&output));
-    assert!(
-        stderr_of(&output).contains("mount its folder"),
-        "{}",
-        stderr_of(&output)
-    );
+    let output = rig.contain(&[], script);
+    exits(&output, 78);
+    contains(&stderr_of(&output), &["mount its folder"]);
     // With its folder it is the same store.
     std::fs::create_dir(rig.path("whole")).unwrap();
     let script = r#"mount --bind store whole && exec "$0" run -n --url sqlite:whole/locks.db a -- touch started"#;
-    let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 75, "{}", stderr_of(&output));
+    let output = rig.contain(&[], script);
+    exits(&output, 75);
     assert!(!rig.exists("started"));
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
-    Ok(())
 }
 
-fn waiter_survives_a_full_disk(rig: &mut Rig) -> Outcome {
+fn waiter_survives_a_full_disk(rig: &Rig) {
     std::fs::create_dir(rig.path("small")).unwrap();
     let script = r#"
 until_there() { until [ -e $1 ]; do sleep 0.05; done; }
@@ -125,25 +117,19 @@ until [ "$(tries)" -gt $((first + 5)) ]; do
 done
 rm small/fill
 wait $waiter && until_there started"#;
-    let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    Ok(())
+    let output = rig.contain(&[], script);
+    exits(&output, 0);
 }
 
-fn command_is_not_started_without_proc(rig: &mut Rig) -> Outcome {
+fn command_is_not_started_without_proc(rig: &Rig) {
     let script = r#"mount -t tmpfs none /proc && exec "$0" run a -- touch started"#;
-    let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 71, "{}", stderr_of(&output));
-    assert!(
-        stderr_of(&output).contains("are /proc and"),
-        "{}",
-        stderr_of(&output)
-    );
+    let output = rig.contain(&[], script);
+    exits(&output, 71);
+    contains(&stderr_of(&output), &["are /proc and"]);
     assert!(!rig.exists("started"));
-    Ok(())
 }
 
-fn signals_blocked_by_the_caller_are_handled(rig: &mut Rig) -> Outcome {
+fn signals_blocked_by_the_caller_are_handled(rig: &Rig) {
     let start = |args: &[&str], script: &str| {
         // A process inherits the mask of the thread that starts it.
         let before = SigSet::thread_get_mask().unwrap();
@@ -166,5 +152,4 @@ fn signals_blocked_by_the_caller_are_handled(rig: &mut Rig) -> Outcome {
     assert_eq!(waiter.code(), 128 + Signal::TERM.as_raw());
     assert!(!rig.exists("started"));
     drop(holder);
-    Ok(())
 }

@@ -14,7 +14,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use crate::loss::force;
-use crate::rig::{Case, Outcome, Rig, Running, Skip, TIMEOUT, code};
+use crate::rig::{Case, Rig, Running, TIMEOUT, code};
 
 pub(crate) const CASES: &[Case] = cases![
     ctrl_c_reaches_the_command,
@@ -41,8 +41,8 @@ struct Screen {
 }
 
 impl Screen {
-    fn start(rig: &Rig, command: &[&str]) -> Result<Self, Skip> {
-        let mut start = rig.leader()?;
+    fn start(rig: &Rig, command: &[&str]) -> Self {
+        let mut start = rig.leader();
         let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&keys).unwrap();
         unlockpt(&keys).unwrap();
@@ -81,12 +81,12 @@ impl Screen {
                 }
             }
         });
-        Ok(Self {
+        Self {
             keys,
             shown,
             text: String::new(),
             program,
-        })
+        }
     }
 
     fn press(&mut self, keys: &str) {
@@ -109,8 +109,8 @@ impl Screen {
 
 const BINARY: &str = env!("CARGO_BIN_EXE_lockkeeper");
 
-fn ctrl_c_reaches_the_command(rig: &mut Rig) -> Outcome {
-    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "cat"])?;
+fn ctrl_c_reaches_the_command(rig: &Rig) {
+    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "cat"]);
     screen.press("hello\n");
     // Once as the terminal's echo, once from cat.
     screen.wait_for("hello");
@@ -119,33 +119,31 @@ fn ctrl_c_reaches_the_command(rig: &mut Rig) -> Outcome {
     assert_eq!(screen.program.code(), 130);
     // A command that handles INT decides for itself.
     let script = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.2; done";
-    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-c", script])?;
+    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-c", script]);
     screen.wait_for("ready");
     screen.press("\x03");
     screen.wait_for("caught");
     assert_eq!(screen.program.code(), 3);
-    Ok(())
 }
 
-fn ctrl_c_ends_the_wait(rig: &mut Rig) -> Outcome {
+fn ctrl_c_ends_the_wait(rig: &Rig) {
     let holder = rig.hold("a");
-    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "touch", "started"])?;
+    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "touch", "started"]);
     rig.until_waited_for("a", 1);
     screen.press("\x03");
     assert_eq!(screen.program.code(), 130);
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
     assert!(!rig.exists("started"));
-    Ok(())
 }
 
-fn ctrl_c_ends_the_calling_script(rig: &mut Rig) -> Outcome {
+fn ctrl_c_ends_the_calling_script(rig: &Rig) {
     // With the terminal, and without, in a pipe.
     for script in [
         "\"$0\" run a -- sh -c 'echo ready; exec cat'; echo goes on; exit 5",
         "echo | \"$0\" run a -- sh -c 'echo ready; exec sleep 60'; echo goes on; exit 5",
     ] {
-        let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
+        let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY]);
         screen.wait_for("ready");
         screen.press("\x03");
         let ended = screen.program.ended();
@@ -154,7 +152,7 @@ fn ctrl_c_ends_the_calling_script(rig: &mut Rig) -> Outcome {
     // After another signal, which the command has handled.
     let script = "\"$0\" run a -- sh -c 'trap \"echo outlived\" TERM; echo $PPID > pid; echo ready
 while :; do sleep 0.2; done'; echo goes on; exit 5";
-    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
+    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY]);
     screen.wait_for("ready");
     kill_process(rig.pid("pid"), Signal::TERM).unwrap();
     screen.wait_for("outlived");
@@ -164,7 +162,7 @@ while :; do sleep 0.2; done'; echo goes on; exit 5";
     // A command that goes on without its lock.
     let script = "\"$0\" run --on-lost warn --ttl 3s --kill-after 500ms a -- \
 sh -c 'echo ready; exec cat'; echo goes on; exit 5";
-    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
+    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY]);
     screen.wait_for("ready");
     force(rig);
     screen.wait_for("goes on without it");
@@ -174,7 +172,7 @@ sh -c 'echo ready; exec cat'; echo goes on; exit 5";
     // The same while it waits.
     let holder = rig.hold("a");
     let script = "\"$0\" run a -- touch started; echo goes on; exit 5";
-    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
+    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY]);
     rig.until_waited_for("a", 1);
     screen.press("\x03");
     let ended = screen.program.ended();
@@ -182,12 +180,11 @@ sh -c 'echo ready; exec cat'; echo goes on; exit 5";
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
     assert!(!rig.exists("started"));
-    Ok(())
 }
 
-fn interactive_shell_as_the_command(rig: &mut Rig) -> Outcome {
+fn interactive_shell_as_the_command(rig: &Rig) {
     // A shell with job control gives the terminal to its own jobs, so it must have it first.
-    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-i"])?;
+    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-i"]);
     screen.wait_for("prompt> ");
     screen.press("echo $((6 * 7)) $LOCKKEEPER_NAME\n");
     screen.wait_for("42 a");
@@ -201,11 +198,10 @@ fn interactive_shell_as_the_command(rig: &mut Rig) -> Outcome {
     screen.wait_for("prompt> ");
     screen.press("exit 7\n");
     assert_eq!(screen.program.code(), 7);
-    Ok(())
 }
 
-fn stop_and_continue_from_a_shell(rig: &mut Rig) -> Outcome {
-    let mut screen = Screen::start(rig, &["sh", "-i"])?;
+fn stop_and_continue_from_a_shell(rig: &Rig) {
+    let mut screen = Screen::start(rig, &["sh", "-i"]);
     screen.wait_for("prompt> ");
     screen.press(&format!("{BINARY} run a -- cat\n"));
     screen.wait_for("cat");
@@ -231,11 +227,10 @@ fn stop_and_continue_from_a_shell(rig: &mut Rig) -> Outcome {
     screen.wait_for("status 0");
     screen.press("exit 0\n");
     assert_eq!(screen.program.code(), 0);
-    Ok(())
 }
 
-fn stop_and_continue_during_hold_at_least(rig: &mut Rig) -> Outcome {
-    let mut screen = Screen::start(rig, &["sh", "-i"])?;
+fn stop_and_continue_during_hold_at_least(rig: &Rig) {
+    let mut screen = Screen::start(rig, &["sh", "-i"]);
     screen.wait_for("prompt> ");
     screen.press(&format!("{BINARY} run -v --hold-at-least 1h a -- true\n"));
     screen.wait_for("keeping");
@@ -249,23 +244,21 @@ fn stop_and_continue_during_hold_at_least(rig: &mut Rig) -> Outcome {
     screen.wait_for("status 0");
     screen.press("exit 0\n");
     assert_eq!(screen.program.code(), 0);
-    Ok(())
 }
 
-fn session_leader_is_not_stopped(rig: &mut Rig) -> Outcome {
+fn session_leader_is_not_stopped(rig: &Rig) {
     // The shell is of the same group and would stop, too, and no process would continue it.
     let script = "\"$0\" run a -- sh -c 'echo ready; read line; echo got $line'; exit $?";
-    let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
+    let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY]);
     screen.wait_for("ready");
     screen.press("\x1a");
     screen.press("typed\n");
     screen.wait_for("got typed");
     assert_eq!(screen.program.code(), 0);
-    Ok(())
 }
 
-fn reader_of_a_pipe_keeps_the_terminal(rig: &mut Rig) -> Outcome {
-    let mut screen = Screen::start(rig, &["sh", "-i"])?;
+fn reader_of_a_pipe_keeps_the_terminal(rig: &Rig) {
+    let mut screen = Screen::start(rig, &["sh", "-i"]);
     screen.wait_for("prompt> ");
     // The reader reads from the terminal, so the terminal must not be lent to the command.
     let reader = "sh -c 'read line; echo got $line; read answer < /dev/tty; echo answer $answer'";
@@ -276,34 +269,31 @@ fn reader_of_a_pipe_keeps_the_terminal(rig: &mut Rig) -> Outcome {
     screen.wait_for("prompt> ");
     screen.press("exit 0\n");
     assert_eq!(screen.program.code(), 0);
-    Ok(())
 }
 
-fn script_keeps_the_terminal_of_a_background_run(rig: &mut Rig) -> Outcome {
+fn script_keeps_the_terminal_of_a_background_run(rig: &Rig) {
     let script = "\"$0\" run a -- sh -c 'touch ready; until [ -e done ]; do sleep 0.05; done; exit 3' &
 until [ -e ready ]; do sleep 0.05; done; echo ready; read line; echo got $line; touch done; wait $!";
-    let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
+    let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY]);
     screen.wait_for("ready");
     screen.press("typed\n");
     screen.wait_for("got typed");
     assert_eq!(screen.program.code(), 3);
-    Ok(())
 }
 
-fn command_that_cannot_get_the_terminal_is_reported(rig: &mut Rig) -> Outcome {
+fn command_that_cannot_get_the_terminal_is_reported(rig: &Rig) {
     // If the job's group is of another PID namespace, the terminal could not be given back to it.
-    let mut start = rig.namespace(&[])?;
+    let mut start = rig.namespace(&[]);
     start.extend([BINARY, "run", "a", "--", "cat"]);
-    let mut screen = Screen::start(rig, &start)?;
+    let mut screen = Screen::start(rig, &start);
     screen.wait_for("it is stopped until");
-    Ok(())
 }
 
-fn who_watch_redraws_the_terminal(rig: &mut Rig) -> Outcome {
+fn who_watch_redraws_the_terminal(rig: &Rig) {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let watch = ["who", "--watch", "--interval", "0.1"];
     let command = [&["env", "TERM=xterm", BINARY], &watch[..]].concat();
-    let mut screen = Screen::start(rig, &command)?;
+    let mut screen = Screen::start(rig, &command);
     screen.wait_for("\x1b[HEvery 100ms");
     screen.wait_for("No lock is held.");
     let holder = rig.hold("a");
@@ -315,30 +305,28 @@ fn who_watch_redraws_the_terminal(rig: &mut Rig) -> Outcome {
     assert_eq!(screen.program.code(), 130);
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
-    Ok(())
 }
 
-fn command_substitution_reads_the_terminal(rig: &mut Rig) -> Outcome {
+fn command_substitution_reads_the_terminal(rig: &Rig) {
     // An interactive shell ignores these signals within `$(…)`.
     let script = "trap '' TSTP TTIN TTOU; read=$(\"$0\" run a -- head -n 1); echo \"got $read\"";
-    let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
+    let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY]);
     screen.press("typed\n");
     screen.wait_for("got typed");
     assert_eq!(screen.program.code(), 0);
-    Ok(())
 }
 
-fn unlock_asks_at_the_terminal(rig: &mut Rig) -> Outcome {
+fn unlock_asks_at_the_terminal(rig: &Rig) {
     let holder = rig.hold("a");
     let unlock_a = [BINARY, "unlock", "--force", "a"];
-    let mut screen = Screen::start(rig, &unlock_a)?;
+    let mut screen = Screen::start(rig, &unlock_a);
     screen.wait_for("is held by");
     screen.wait_for("[y/N] ");
     screen.press("n\n");
     screen.wait_for("nothing was done");
     assert_eq!(screen.program.code(), 1);
     assert!(!rig.who("a").is_null());
-    let mut screen = Screen::start(rig, &unlock_a)?;
+    let mut screen = Screen::start(rig, &unlock_a);
     screen.wait_for("[y/N] ");
     screen.press("y\n");
     screen.wait_for("Freed");
@@ -346,5 +334,4 @@ fn unlock_asks_at_the_terminal(rig: &mut Rig) -> Outcome {
     assert!(rig.who("a").is_null());
     rig.write("release", "");
     assert_eq!(holder.code(), 79);
-    Ok(())
 }

@@ -8,7 +8,7 @@ use lockkeeper_testkit::{RedisServer, cases};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::rig::{Case, Outcome, RedisCase, Rig, Running, code};
+use crate::rig::{Case, RedisCase, Rig, Running, code};
 
 pub(crate) const CASES: &[Case] = cases![
     who_watch_prints_what_has_changed,
@@ -42,7 +42,7 @@ fn last(rig: &Rig, name: &str) -> String {
     tables(rig, name).pop().unwrap_or_default()
 }
 
-fn who_watch_prints_what_has_changed(rig: &mut Rig) -> Outcome {
+fn who_watch_prints_what_has_changed(rig: &Rig) {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let all = watch(rig, "all", &[]);
     let one = watch(rig, "one", &["a"]);
@@ -68,10 +68,9 @@ fn who_watch_prints_what_has_changed(rig: &mut Rig) -> Outcome {
         assert_eq!(watch.code(), 130);
     }
     assert_eq!(rig.read("all.err"), "");
-    Ok(())
 }
 
-fn who_watch_prints_json_lines(rig: &mut Rig) -> Outcome {
+fn who_watch_prints_json_lines(rig: &Rig) {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let watch = watch(rig, "json", &["--json"]);
     let last = || {
@@ -92,10 +91,9 @@ fn who_watch_prints_json_lines(rig: &mut Rig) -> Outcome {
     assert_eq!(holder.code(), 0);
     watch.signal(Signal::TERM);
     assert_eq!(watch.code(), 143);
-    Ok(())
 }
 
-fn who_watch_ends_with_its_reader(rig: &mut Rig) -> Outcome {
+fn who_watch_ends_with_its_reader(rig: &Rig) {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let mut command = rig.lockkeeper(&["who", "--watch", "--interval", "0.1"]);
     let mut watch = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -105,10 +103,9 @@ fn who_watch_ends_with_its_reader(rig: &mut Rig) -> Outcome {
     drop(reader);
     // Nothing changes, so nothing more is printed.
     assert_eq!(Running(Some(watch)).code(), 0);
-    Ok(())
 }
 
-fn who_watch_survives_an_outage(rig: &Rig, server: &RedisServer) -> Outcome {
+fn who_watch_survives_an_outage(rig: &Rig, server: &RedisServer) {
     let first = watch(rig, "first", &[]);
     rig.until("nothing is held", || last(rig, "first") == NOTHING);
     server.kill();
@@ -126,5 +123,4 @@ fn who_watch_survives_an_outage(rig: &Rig, server: &RedisServer) -> Outcome {
         watch.signal(Signal::INT);
         assert_eq!(watch.code(), 130);
     }
-    Ok(())
 }
