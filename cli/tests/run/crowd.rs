@@ -23,7 +23,6 @@ fn many_runs_exclude_each_other_and_leave_nothing(rig: &Rig) {
         rig.write(name, "0\n");
     }
     // Four threads for each name, so that most runs wait.
-    let rig = &*rig;
     let increment = "read n < $LOCKKEEPER_NAME; echo $((n + 1)) > $LOCKKEEPER_NAME";
     thread::scope(|scope| {
         for index in 0..8 {
