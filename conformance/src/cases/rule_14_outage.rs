@@ -68,7 +68,7 @@ impl Row {
 }
 
 pub(super) fn wait_ends_in_an_outage_or_outlasts_it(rig: &Rig<'_>) -> Outcome {
-    let mut short = Duration::from_secs(4);
+    let mut short = Duration::from_secs(8);
     while !wait_in_an_outage(rig, short)? {
         short *= 2;
     }
@@ -76,9 +76,11 @@ pub(super) fn wait_ends_in_an_outage_or_outlasts_it(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
+/// A wait whose last reply is pending may end as busy if its store has shown the holder within this time.
+const LATELY: Duration = Duration::from_secs(6);
+
 /// Checks acquisitions whose waits end during an outage, after `short` where they wait in the store before, and others
-/// that outlast it. Returns false if the outage began too late on a busy machine: a wait whose last reply is pending may
-/// end as busy where it has just seen the holder.
+/// that outlast it. Returns false if the outage began too late, on a busy machine.
 fn wait_in_an_outage(rig: &Rig<'_>, short: Duration) -> Result<bool, Skip> {
     let waits = |moment| match moment {
         Moment::Waiting => [short, rig.timeout()],
@@ -100,7 +102,7 @@ fn wait_in_an_outage(rig: &Rig<'_>, short: Duration) -> Result<bool, Skip> {
             row.recorder.wait_for(Event::Contended, 1);
         }
         let fault = rig.cut_off()?;
-        let is_judged = began.elapsed() + Duration::from_secs(2) < short;
+        let is_judged = began.elapsed() + LATELY < short;
         acquiring.extend(asking.into_iter().map(start));
         let (outlasting, ending): (Vec<_>, Vec<_>) = acquiring
             .into_iter()
