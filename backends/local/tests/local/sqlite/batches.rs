@@ -1,10 +1,8 @@
 //! Several operations in one transaction.
 
-use std::sync::Mutex;
-
 use lockkeeper_core::{
-    AcquireRequest, AttemptRequest, Backend, Capabilities, Grant, Operation, ReleaseRequest,
-    RenewRequest, Renewal, StoreInfo,
+    AcquireRequest, AttemptRequest, Backend, Grant, LockName, Operation, ReleaseRequest,
+    RenewRequest, StoreInfo,
 };
 
 #[cfg(unix)]
@@ -12,67 +10,18 @@ use super::waiting::silent_waiter;
 use super::*;
 
 type Lease = <SqliteProvider as Backend>::Lease;
-type Answer = Result<Option<Grant<Lease>>, Error>;
 
-/// A provider that gives each request of its keeper to a test.
-struct Requests<F>(F);
-
-impl<F> std::fmt::Debug for Requests<F> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Requests")
-    }
-}
-
-impl<F: Fn(&AcquireRequest<'_>) -> Answer + Send + Sync + 'static> StoreInfo for Requests<F> {
-    fn backend(&self) -> &'static str {
-        "requests"
-    }
-
-    fn location(&self) -> String {
-        "requests:".to_owned()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new()
-    }
-}
-
-impl<F: Fn(&AcquireRequest<'_>) -> Answer + Send + Sync + 'static> Backend for Requests<F> {
-    type Lease = Lease;
-
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Answer {
-        (self.0)(request)
-    }
-
-    fn renew(&self, _: &mut Lease, _: Duration, _: HostInstant) -> Result<Renewal, Error> {
-        Ok(Renewal::Renewed)
-    }
-
-    fn release(&self, _: &mut Lease, _: HostInstant) -> Result<Released, Error> {
-        Ok(Released::Done)
-    }
-}
-
-/// Calls `work` with a request for `name`, and returns its result. If that is an error, the keeper retries.
-fn request<T: Send + 'static>(
-    name: &str,
-    work: impl Fn(&AcquireRequest<'_>) -> Result<T, Error> + Send + Sync + 'static,
-) -> T {
-    let (sender, result) = mpsc::channel();
-    let requests = Requests(move |request: &AcquireRequest<'_>| {
-        sender.send(work(request)?).unwrap();
-        Ok(None)
-    });
-    let keeper = LockKeeper::builder(Arc::new(requests)).build().unwrap();
-    assert!(keeper.try_lock(name).unwrap().is_none());
-    result.recv().unwrap()
+/// Calls `work` with a request for `name`.
+fn with_request<T>(name: &str, work: impl FnOnce(&AcquireRequest<'_>) -> T) -> T {
+    let (name, clock) = (LockName::new(name).unwrap(), SystemClock);
+    let ttl = Duration::from_secs(30);
+    work(&AcquireRequest::attempt(&name, ttl, &clock))
 }
 
 /// Acquires a name by the single verb.
 fn lease(provider: &SqliteProvider, name: &str) -> Lease {
-    let provider = provider.clone();
-    let grant = request(name, move |request| Backend::acquire(&provider, request));
-    grant.unwrap().lease
+    let grant = with_request(name, |request| Backend::acquire(provider, request));
+    grant.unwrap().unwrap().lease
 }
 
 fn deadline() -> HostInstant {
@@ -121,18 +70,22 @@ fn words(provider: &SqliteProvider, mut batch: Vec<Operation<'_, Lease>>) -> Vec
     words.collect()
 }
 
-/// Carries out a batch of a request for `name` and of some leases.
-fn batch<const N: usize>(
+/// Attempts to acquire a name, by a batch.
+fn try_in_batch(provider: &SqliteProvider, name: &str) -> Vec<String> {
+    with_request(name, |request| words(provider, vec![attempt(request)]))
+}
+
+/// Makes an attempt by a batch of its own.
+pub(super) fn attempt_in_batch(
     provider: &SqliteProvider,
-    name: &str,
-    leases: [Lease; N],
-    operations: for<'a> fn(&'a AcquireRequest<'a>, [&'a mut Lease; N]) -> Vec<Operation<'a, Lease>>,
-) -> Vec<String> {
-    let (provider, leases) = (provider.clone(), Mutex::new(leases));
-    request(name, move |request| {
-        let mut leases = leases.lock().unwrap();
-        Ok(words(&provider, operations(request, leases.each_mut())))
-    })
+    request: &AcquireRequest<'_>,
+) -> Result<Option<Grant<Lease>>, Error> {
+    let mut batch = [attempt(request)];
+    Backend::batch(provider, &mut batch);
+    let [Operation::Acquire(attempt)] = batch else {
+        unreachable!("it is an attempt")
+    };
+    attempt.answer.unwrap()
 }
 
 fn names(store: &TempStore) -> Vec<String> {
@@ -149,16 +102,18 @@ fn each_operation_has_its_answer() {
     let store = TempStore::new();
     let provider = store.provider();
     let leases = ["kept", "lost", "done", "gone"].map(|name| lease(&provider, name));
+    let [mut kept, mut lost, mut done, mut gone] = leases;
     store
         .raw()
         .execute_batch("DELETE FROM lock WHERE name IN ('lost', 'gone')")
         .unwrap();
-    let found = batch(&provider, "seat", leases, |request, leases| {
-        let [kept, lost, done, gone] = leases;
+    let found = with_request("seat", |request| {
         // The second attempt finds the grant of the first.
         let attempts = [attempt(request), attempt(request)];
-        let others = [renewal(kept), renewal(lost), release(done), release(gone)];
-        attempts.into_iter().chain(others).collect()
+        let renewals = [renewal(&mut kept), renewal(&mut lost)];
+        let releases = [release(&mut done), release(&mut gone)];
+        let all = attempts.into_iter().chain(renewals).chain(releases);
+        words(&provider, all.collect())
     });
     let expected = ["Granted", "Busy", "Renewed", "Lost", "Done", "AlreadyLost"];
     assert_eq!(found, expected);
@@ -171,23 +126,8 @@ fn grant_of_a_batch_is_listened_for() {
     let provider = store.provider();
     let holds = || store.files().iter().any(|file| file.contains("-holder-"));
     assert!(!holds());
-    let granted = batch(&provider, "seat", [], |request, []| vec![attempt(request)]);
-    assert_eq!(granted, ["Granted"]);
+    assert_eq!(try_in_batch(&provider, "seat"), ["Granted"]);
     assert_eq!(holds(), cfg!(unix));
-}
-
-#[test]
-fn attempt_of_a_batch_recovers_its_own_grant() {
-    let store = TempStore::new();
-    let provider = store.provider();
-    let found = request("seat", move |request| {
-        let found = words(&provider, vec![attempt(request)]);
-        match request.is_retry() {
-            true => Ok(found),
-            false => Err(Error::new(ErrorKind::Unknown, "the reply is lost")),
-        }
-    });
-    assert_eq!(found, ["Granted"]);
 }
 
 #[test]
@@ -195,7 +135,7 @@ fn attempt_of_a_batch_gets_a_name_whose_waiter_is_gone() {
     let store = TempStore::new();
     let provider = store.provider();
     let _held = lease(&provider, "seat");
-    let attempts = || batch(&provider, "seat", [], |request, []| vec![attempt(request)]);
+    let attempts = || try_in_batch(&provider, "seat");
     assert_eq!(attempts(), ["Busy"]);
     store
         .raw()
@@ -210,12 +150,13 @@ fn attempt_of_a_batch_gets_a_name_whose_waiter_is_gone() {
 #[test]
 fn attempt_after_its_deadline_is_not_granted() {
     let store = TempStore::new();
-    let late = batch(&store.provider(), "seat", [], |request, []| {
-        vec![Operation::Acquire(AttemptRequest {
+    let late = with_request("seat", |request| {
+        let late = Operation::Acquire(AttemptRequest {
             request,
             deadline: request.now(),
             answer: None,
-        })]
+        });
+        words(&store.provider(), vec![late])
     });
     assert_eq!(late, ["Unavailable"]);
     assert_eq!(locks(&store.raw()), 0);
@@ -247,11 +188,13 @@ fn batch_waits_for_another_writer() {
 fn batch_in_a_database_that_stays_locked_fails_as_the_single_verbs_do() {
     let store = TempStore::new();
     let provider = store.provider();
-    let leases = ["kept", "done"].map(|name| lease(&provider, name));
+    let [mut kept, mut done] = ["kept", "done"].map(|name| lease(&provider, name));
     let raw = store.raw();
     raw.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let found = batch(&provider, "seat", leases, |request, [kept, done]| {
-        vec![attempt(request), renewal(kept), release(done)]
+    let found = with_request("seat", |request| {
+        let others = [renewal(&mut kept), release(&mut done)];
+        let all = [attempt(request)].into_iter().chain(others);
+        words(&provider, all.collect())
     });
     assert_eq!(found, ["Unavailable", "Unknown", "Unknown"]);
     raw.execute_batch("ROLLBACK").unwrap();
@@ -261,54 +204,47 @@ fn batch_in_a_database_that_stays_locked_fails_as_the_single_verbs_do() {
 /// Carries out an attempt for `seat`, a renewal and a release in a database with this trigger.
 fn batch_with_trigger(store: &TempStore, trigger: &str) -> Vec<String> {
     let provider = store.provider();
-    let leases = ["kept", "done"].map(|name| lease(&provider, name));
+    let [mut kept, mut done] = ["kept", "done"].map(|name| lease(&provider, name));
     store.raw().execute_batch(trigger).unwrap();
-    let found = batch(&provider, "seat", leases, |request, [kept, done]| {
-        vec![renewal(kept), attempt(request), release(done)]
+    let found = with_request("seat", |request| {
+        let all = [renewal(&mut kept), attempt(request), release(&mut done)];
+        words(&provider, all.into())
     });
     // The failed transaction excludes no other process, although the provider is not used.
     store.raw().execute_batch("DROP TRIGGER seat").unwrap();
-    let kept = batch(&provider, "seat", [], |request, []| vec![attempt(request)]);
-    assert_eq!(kept, ["Granted"]);
+    assert_eq!(try_in_batch(&provider, "seat"), ["Granted"]);
     found
 }
 
 #[test]
-fn failure_of_one_operation_is_its_own() {
-    let store = TempStore::new();
-    let found = batch_with_trigger(
-        &store,
-        "CREATE TRIGGER seat BEFORE INSERT ON lock WHEN NEW.name = 'seat'
-         BEGIN SELECT RAISE(ABORT, 'the attempt fails'); END",
+fn failure_of_one_operation_is_its_own_unless_it_ends_the_transaction() {
+    let all_fail = (
+        ["Unknown", "Incompatible", "Unknown"],
+        vec!["done", "kept", "seat"],
     );
-    assert_eq!(found, ["Renewed", "Incompatible", "Done"]);
-    assert_eq!(names(&store), ["kept", "seat"]);
-}
-
-#[test]
-fn failure_that_ends_the_transaction_is_the_failure_of_each() {
-    let store = TempStore::new();
-    let found = batch_with_trigger(
-        &store,
-        "CREATE TRIGGER seat BEFORE INSERT ON lock WHEN NEW.name = 'seat'
-         BEGIN SELECT RAISE(ROLLBACK, 'the transaction fails'); END",
-    );
-    assert_eq!(found, ["Unknown", "Incompatible", "Unknown"]);
-    assert_eq!(names(&store), ["done", "kept", "seat"]);
-}
-
-#[test]
-fn failure_of_the_commit_is_the_failure_of_each() {
-    let store = TempStore::new();
-    let found = batch_with_trigger(
-        &store,
-        "CREATE TABLE parent (id INTEGER PRIMARY KEY);
-         CREATE TABLE child (id REFERENCES parent DEFERRABLE INITIALLY DEFERRED);
-         CREATE TRIGGER seat AFTER INSERT ON lock WHEN NEW.name = 'seat'
-         BEGIN INSERT INTO child VALUES (1); END",
-    );
-    assert_eq!(found, ["Unknown", "Incompatible", "Unknown"]);
-    assert_eq!(names(&store), ["done", "kept", "seat"]);
+    for (trigger, (answers, left)) in [
+        (
+            "CREATE TRIGGER seat BEFORE INSERT ON lock WHEN NEW.name = 'seat'
+             BEGIN SELECT RAISE(ABORT, 'the attempt fails'); END",
+            (["Renewed", "Incompatible", "Done"], vec!["kept", "seat"]),
+        ),
+        (
+            "CREATE TRIGGER seat BEFORE INSERT ON lock WHEN NEW.name = 'seat'
+             BEGIN SELECT RAISE(ROLLBACK, 'the transaction fails'); END",
+            all_fail.clone(),
+        ),
+        (
+            "CREATE TABLE parent (id INTEGER PRIMARY KEY);
+             CREATE TABLE child (id REFERENCES parent DEFERRABLE INITIALLY DEFERRED);
+             CREATE TRIGGER seat AFTER INSERT ON lock WHEN NEW.name = 'seat'
+             BEGIN INSERT INTO child VALUES (1); END",
+            all_fail,
+        ),
+    ] {
+        let store = TempStore::new();
+        assert_eq!(batch_with_trigger(&store, trigger), answers, "{trigger}");
+        assert_eq!(names(&store), left, "{trigger}");
+    }
 }
 
 #[cfg(unix)]

@@ -7,27 +7,8 @@ use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, Grant, Mode, Renewal, StoreInfo, epoch_at,
 };
 
+use super::batches::attempt_in_batch;
 use super::*;
-
-#[test]
-fn different_strings_are_different_locks() {
-    let store = TempStore::new();
-    let keeper = store.keeper();
-    let names = [
-        "a", "A", "a ", "a\0", "a\0b", "a\0c", "ä", "a\u{308}", "Ä", "ß", "ss", "1", "01",
-    ];
-    let guards: Vec<_> = names
-        .map(|name| keeper.try_lock(name).unwrap().expect(name))
-        .into();
-    let other = store.keeper();
-    for name in names {
-        assert!(other.try_lock(name).unwrap().is_none(), "{name:?}");
-    }
-    let space = SqliteProvider::open(store.path().to_str().unwrap(), "default\0").unwrap();
-    assert!(self::keeper(space).try_lock("a").unwrap().is_some());
-    drop(guards);
-    assert_eq!(locks(&store.raw()), 0);
-}
 
 #[test]
 fn epochs_grow_over_clock_steps_and_new_files() {
@@ -79,31 +60,25 @@ fn epochs_of_a_file_keep_growing_over_the_change_of_unit() {
     drop(held);
 }
 
-#[test]
-fn expired_lease_is_neither_renewed_nor_released() {
-    let store = TempStore::new();
-    expired_lease_is_refused(
-        |clock| store.provider_with_clock(clock),
-        Released::AlreadyLost,
-    );
-    assert_eq!(locks(&store.raw()), 0);
-}
-
 /// Loses the reply to the first attempt of each request, and cancels the token that it was given.
 #[derive(Debug)]
-struct LosesReplies(SqliteProvider, Mutex<Option<CancelToken>>);
+struct LosesReplies {
+    provider: SqliteProvider,
+    in_batch: bool,
+    cancel: Mutex<Option<CancelToken>>,
+}
 
 impl StoreInfo for LosesReplies {
     fn backend(&self) -> &'static str {
-        self.0.backend()
+        self.provider.backend()
     }
 
     fn location(&self) -> String {
-        self.0.location()
+        self.provider.location()
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
+        self.provider.capabilities()
     }
 }
 
@@ -111,18 +86,21 @@ impl Backend for LosesReplies {
     type Lease = <SqliteProvider as Backend>::Lease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Self::Lease>>, Error> {
-        let grant = Backend::acquire(&self.0, request)?;
+        let grant = match self.in_batch {
+            true => attempt_in_batch(&self.provider, request)?,
+            false => Backend::acquire(&self.provider, request)?,
+        };
         if request.is_retry() {
             return Ok(grant);
         }
-        if let Some(cancel) = self.1.lock().unwrap().take() {
+        if let Some(cancel) = self.cancel.lock().unwrap().take() {
             cancel.cancel();
         }
         Err(Error::new(ErrorKind::Unknown, "the reply is lost"))
     }
 
     fn abandon(&self, request: &AcquireRequest<'_>) {
-        Backend::abandon(&self.0, request);
+        Backend::abandon(&self.provider, request);
     }
 
     fn renew(
@@ -131,20 +109,28 @@ impl Backend for LosesReplies {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        Backend::renew(&self.0, lease, ttl, deadline)
+        Backend::renew(&self.provider, lease, ttl, deadline)
     }
 
     fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error> {
-        Backend::release(&self.0, lease, deadline)
+        Backend::release(&self.provider, lease, deadline)
     }
 }
 
 #[test]
 fn grant_with_a_lost_reply_is_recovered_or_abandoned() {
-    for mode in [Mode::Exclusive, Mode::Shared, Mode::Permit { limit: 2 }] {
+    let modes = [Mode::Exclusive, Mode::Shared, Mode::Permit { limit: 2 }];
+    for (mode, in_batch) in modes
+        .into_iter()
+        .flat_map(|mode| [(mode, false), (mode, true)])
+    {
         let store = TempStore::new();
         let raw = store.raw();
-        let provider = Arc::new(LosesReplies(store.provider(), Mutex::default()));
+        let provider = Arc::new(LosesReplies {
+            provider: store.provider(),
+            in_batch,
+            cancel: Mutex::default(),
+        });
         let keeper = LockKeeper::builder(provider.clone()).build().unwrap();
         let options = AcquireOptions::new().mode(mode);
         let beside = match mode {
@@ -158,7 +144,7 @@ fn grant_with_a_lost_reply_is_recovered_or_abandoned() {
 
         let cancel = CancelToken::new();
         let cancelled = options.cancel(&cancel);
-        *provider.1.lock().unwrap() = Some(cancel);
+        *provider.cancel.lock().unwrap() = Some(cancel);
         let error = keeper.acquire("seat", &cancelled).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         until("the grant is abandoned", || locks(&raw) == others);

@@ -22,7 +22,7 @@ use lockkeeper_core::{
 use lockkeeper_local::{SqliteDriver, SqliteProvider};
 use rusqlite::Connection;
 
-use crate::{expired_lease_is_refused, manual_clock, until};
+use crate::{manual_clock, until};
 
 /// A temporary folder with a lock database.
 struct TempStore {

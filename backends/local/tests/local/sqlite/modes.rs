@@ -106,30 +106,6 @@ fn leases_of_dead_processes_are_taken_over_at_once() {
     assert_eq!(locks(&store.raw()), 0);
 }
 
-#[test]
-fn readers_and_writers_of_other_processes_are_served_first_in_first_out() {
-    let store = TempStore::new();
-    let raw = store.raw();
-    let newcomer = store.keeper();
-    let passes = || {
-        let shared = mode(Mode::Shared).wait(Duration::ZERO);
-        newcomer.acquire("seat", &shared).unwrap().is_some()
-    };
-    let reader = store.keeper().acquire("seat", &mode(Mode::Shared)).unwrap();
-    assert!(passes());
-    let mut writer = processes::spawn(&store);
-    until("the writer is queued", || waiters(&raw) == 1);
-    assert!(!passes());
-    let behind = queue(&store, mode(Mode::Shared));
-    drop(reader);
-    writer.wait_until_held();
-    assert_eq!(waiters(&raw), 1);
-    drop(writer.0.stdin.take());
-    drop(behind.join().unwrap().unwrap());
-    assert!(writer.0.wait().unwrap().success());
-    assert_eq!((waiters(&raw), locks(&raw)), (0, 0));
-}
-
 #[cfg(target_os = "linux")]
 #[test]
 fn reader_gets_in_when_the_writer_before_it_dies() {

@@ -59,57 +59,6 @@ pub(super) fn spawn_test(test: &str, variable: &str, store: &TempStore) -> Runni
 
 #[cfg(target_os = "linux")]
 #[test]
-fn lock_of_a_dead_process_is_taken_over_at_once() {
-    let store = TempStore::new();
-    let raw = store.raw();
-    let mut child = spawn(&store);
-    child.wait_until_held();
-    let waiting = store.keeper();
-    assert!(waiting.capabilities().has(Capability::DeadOwnerTakeOver));
-    assert!(waiting.try_lock("seat").unwrap().is_none());
-    let thread = {
-        let waiting = waiting.clone();
-        // Less than the ttl of 30 s.
-        thread::spawn(move || {
-            waiting
-                .try_lock_for("seat", Duration::from_secs(15))
-                .unwrap()
-                .is_some()
-        })
-    };
-    until("the waiter is queued", || waiters(&raw) == 1);
-    child.0.kill().unwrap();
-    assert!(thread.join().unwrap(), "taken over by a waiter");
-    drop(child);
-
-    let mut child = spawn(&store);
-    child.wait_until_held();
-    drop(child);
-    assert!(
-        waiting.try_lock("seat").unwrap().is_some(),
-        "taken over by one attempt"
-    );
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn dead_waiter_is_removed_from_the_queue() {
-    let store = TempStore::new();
-    let raw = store.raw();
-    let holder = store.keeper().lock("seat").unwrap();
-    let child = spawn(&store);
-    until("the waiter is queued", || waiters(&raw) == 1);
-    let waiting = store.keeper();
-    let thread = thread::spawn(move || waiting.lock("seat").unwrap().release().unwrap());
-    until("the second waiter is queued", || waiters(&raw) == 2);
-    drop(child);
-    drop(holder);
-    assert_eq!(thread.join().unwrap(), Released::Done);
-    assert_eq!((waiters(&raw), locks(&raw)), (0, 0));
-}
-
-#[cfg(target_os = "linux")]
-#[test]
 fn opening_removes_the_rows_of_dead_processes_and_expired_leases() {
     let store = TempStore::new();
     let raw = store.raw();

@@ -160,29 +160,6 @@ fn providers_are_served_first_in_first_out_and_leave_nothing() {
     });
 }
 
-#[test]
-fn cancelled_and_timed_out_waiters_are_removed() {
-    let store = TempStore::new();
-    let raw = store.raw();
-    let holder = store.keeper().lock("seat").unwrap();
-    let cancel = CancelToken::new();
-    let options = AcquireOptions::new().wait_forever().cancel(&cancel);
-    let waiting = store.keeper();
-    let thread = thread::spawn(move || waiting.acquire("seat", &options).unwrap_err().kind());
-    until("the waiter is queued", || waiters(&raw) == 1);
-    cancel.cancel();
-    assert_eq!(thread.join().unwrap(), ErrorKind::Cancelled);
-    assert_eq!(waiters(&raw), 0);
-    let wait = Duration::from_secs(1);
-    assert!(store.keeper().try_lock_for("seat", wait).unwrap().is_none());
-    assert_eq!(waiters(&raw), 0);
-    holder.release().unwrap();
-    assert_eq!(locks(&raw), 0);
-    until("the keepers have ended", || {
-        store.files().iter().all(|file| !file.contains("-wake-"))
-    });
-}
-
 /// Queues a waiter of this process that does not respond, like a stopped process.
 pub(super) fn silent_waiter(store: &TempStore) -> i64 {
     // Its row has the identity of this process.
