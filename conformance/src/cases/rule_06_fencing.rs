@@ -1,13 +1,9 @@
 //! Rule 6: the tokens of a name grow strictly over all grants, and a store that declares commit proofs
 //! gives them.
 
-use std::sync::Mutex;
-use std::thread;
-
 use lockkeeper_core::{Capability, ErrorKind, LockGuard};
 
-use crate::recorder::Event;
-use crate::rig::{Outcome, Rig, take, take_with};
+use crate::rig::{Outcome, Rig, take};
 
 /// Asserts that each token is larger than the tokens before it.
 #[derive(Default)]
@@ -42,49 +38,6 @@ pub(super) fn tokens_grow_over_keepers(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn tokens_grow_over_threads_and_handovers(rig: &Rig<'_>) -> Outcome {
-    let fence = Mutex::new(Fence::default());
-    let (keeper, recorder) = rig.recorded_keeper();
-    let first = take(&keeper, "a");
-    thread::scope(|scope| {
-        for _ in 0..20 {
-            scope.spawn(|| {
-                let guard = take(&keeper, "a");
-                fence
-                    .lock()
-                    .expect("the thread does not panic")
-                    .pass_guard(&guard);
-            });
-        }
-        recorder.wait_for(Event::Contended, 20);
-        fence
-            .lock()
-            .expect("the thread does not panic")
-            .pass_guard(&first);
-        drop(first);
-    });
-    fence
-        .lock()
-        .expect("the thread does not panic")
-        .pass_guard(&take(&keeper, "a"));
-    Ok(())
-}
-
-pub(super) fn tokens_grow_over_processes(rig: &Rig<'_>) -> Outcome {
-    let mut fence = Fence::default();
-    let mut process = rig.process(rig.renewed(60_000))?;
-    let keeper = rig.keeper();
-    for _ in 0..3 {
-        let guard = take(&keeper, "a");
-        fence.pass_guard(&guard);
-        // Not dropped: the process is to find the name free.
-        guard.release().expect("the store replies");
-        fence.pass(process.acquire("a"));
-        process.release();
-    }
-    Ok(())
-}
-
 pub(super) fn tokens_grow_after_the_store_was_wiped(rig: &Rig<'_>) -> Outcome {
     let mut fence = Fence::default();
     let keeper = rig.keeper();
@@ -114,16 +67,6 @@ pub(super) fn tokens_grow_after_the_store_was_closed(rig: &Rig<'_>) -> Outcome {
             fence.pass_guard(&take(&keeper, "a"));
         }
     }
-    Ok(())
-}
-
-pub(super) fn tokens_grow_after_a_lease_expired(rig: &Rig<'_>) -> Outcome {
-    let mut fence = Fence::default();
-    let keeper = rig.keeper();
-    let expired = take_with(&keeper, "a", rig.fixed(200));
-    fence.pass_guard(&expired);
-    fence.pass_guard(&take(&keeper, "a"));
-    fence.pass_guard(&take(&rig.keeper(), "a"));
     Ok(())
 }
 

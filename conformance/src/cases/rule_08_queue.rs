@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper_core::{LockKeeper, Wait};
 
 use super::admin::find;
-use crate::recorder::{Event, EventRecorder};
+use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, build, take};
 
 /// A limit that no hand-over reaches.
@@ -16,45 +16,6 @@ const UNLIMITED: Duration = Duration::from_secs(600);
 /// Returns how often the lease of this token was handed over: the low 7 bits.
 fn handovers(token: u64) -> u64 {
     token & 0x7f
-}
-
-/// Queues `count` threads one after the other behind a holder, and returns their tokens in order.
-fn serve_queue(keeper: &LockKeeper, recorder: &EventRecorder, count: usize) -> Vec<u64> {
-    let served = Mutex::new(Vec::new());
-    let first = take(keeper, "a");
-    thread::scope(|scope| {
-        for position in 0..count {
-            let served = &served;
-            scope.spawn(move || {
-                let guard = take(keeper, "a");
-                served
-                    .lock()
-                    .expect("the thread does not panic")
-                    .push((position, guard.token().get()));
-            });
-            recorder.wait_for(Event::Contended, position + 1);
-        }
-        drop(first);
-    });
-    let served = served.into_inner().expect("the thread does not panic");
-    let order: Vec<_> = served.iter().map(|(position, _)| *position).collect();
-    assert_eq!(
-        order,
-        Vec::from_iter(0..count),
-        "the queue is first in, first out"
-    );
-    served.into_iter().map(|(_, token)| token).collect()
-}
-
-pub(super) fn fifo_through_the_store(rig: &Rig<'_>) -> Outcome {
-    let (builder, tap) = rig.tapped();
-    let recorder = rig.recorder();
-    let keeper = build(builder.observer(recorder.clone()).handover_max(0));
-    let tokens = serve_queue(&keeper, &recorder, 20);
-    assert!(tokens.into_iter().all(|token| handovers(token) == 0));
-    assert_eq!(tap.requests(), 21, "every thread has a request of its own");
-    rig.nothing_left();
-    Ok(())
 }
 
 /// Serves a holder and 11 waiters of one keeper, and a waiter of a second keeper. Returns the keepers

@@ -1,6 +1,5 @@
 //! Rule 9: waiting between processes is by notification, and no waiter starves or blocks another.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -107,29 +106,6 @@ pub(super) fn release_wakes_the_other_process(rig: &Rig<'_>) -> Outcome {
         pace.check(change);
     }
     drop(guard);
-    rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn busy_keeper_does_not_starve_another(rig: &Rig<'_>) -> Outcome {
-    let (first, recorder) = rig.recorded_keeper();
-    let second = rig.keeper();
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for _ in 0..10 {
-            scope.spawn(|| {
-                while !stop.load(Ordering::SeqCst) {
-                    drop(take(&first, "a"));
-                }
-            });
-        }
-        recorder.wait_for(Event::Acquired, 100);
-        let results: Vec<_> = (0..5).map(|_| second.lock("a").map(drop)).collect();
-        stop.store(true, Ordering::SeqCst);
-        for result in results {
-            result.expect("the second keeper is granted the name");
-        }
-    });
     rig.nothing_left();
     Ok(())
 }

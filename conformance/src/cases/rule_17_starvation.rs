@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::Mode;
 
-use crate::modes::take_in;
+use crate::modes::{Pair, take_in};
 use crate::rig::{Outcome, Rig, build};
 
 /// How long a thread holds the name, so that all other keepers of the stream wait for it meanwhile.
@@ -17,9 +17,8 @@ const OVERLAP: Duration = Duration::from_millis(10);
 /// Threads of four keepers hold the name in the mode `stream` without a pause, while a fifth keeper and then
 /// one of the four acquire it in the mode `rival`. The holds of readers overlap, so that the name is free of
 /// readers only when they are held back.
-fn pass_stream(rig: &Rig<'_>, stream: Mode, rival: Mode) -> Outcome {
-    rig.needs_mode(stream)?;
-    rig.needs_mode(rival)?;
+fn pass_stream(rig: &Rig<'_>, pair: Pair) {
+    let (name, stream, rival) = (&pair.name(), pair.held, pair.rival);
     let keepers = [(); 5].map(|()| build(rig.builder().handover_max(3)));
     let (stop, grants) = (&AtomicBool::new(false), &AtomicU64::new(0));
     thread::scope(|scope| {
@@ -28,7 +27,7 @@ fn pass_stream(rig: &Rig<'_>, stream: Mode, rival: Mode) -> Outcome {
             let keeper = &keepers[number % 4];
             scope.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
-                    let _guard = take_in(keeper, "a", stream);
+                    let _guard = take_in(keeper, name, stream);
                     let own = grants.fetch_add(1, Ordering::SeqCst) + 1;
                     thread::sleep(WORK);
                     let end = Instant::now() + OVERLAP;
@@ -42,12 +41,10 @@ fn pass_stream(rig: &Rig<'_>, stream: Mode, rival: Mode) -> Outcome {
         rig.until("the stream runs", || grants.load(Ordering::SeqCst) >= 20);
         for keeper in [&keepers[4], &keepers[0]] {
             for _ in 0..5 {
-                drop(take_in(keeper, "a", rival));
+                drop(take_in(keeper, name, rival));
             }
         }
     });
-    rig.nothing_left();
-    Ok(())
 }
 
 /// Ends the stream also when the case fails.
@@ -59,15 +56,9 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-pub(super) fn readers_do_not_starve_a_writer(rig: &Rig<'_>) -> Outcome {
-    pass_stream(rig, Mode::Shared, Mode::Exclusive)
-}
-
-pub(super) fn writers_do_not_starve_a_reader(rig: &Rig<'_>) -> Outcome {
-    pass_stream(rig, Mode::Exclusive, Mode::Shared)
-}
-
-pub(super) fn permits_do_not_starve_a_waiter(rig: &Rig<'_>) -> Outcome {
-    let permit = Mode::Permit { limit: 1 };
-    pass_stream(rig, permit, permit)
+pub(super) fn stream_of_one_mode_starves_no_waiter(rig: &Rig<'_>) -> Outcome {
+    rig.each_pair(|pair| {
+        pass_stream(rig, pair);
+        Ok(())
+    })
 }

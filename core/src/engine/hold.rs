@@ -331,6 +331,29 @@ impl fmt::Debug for Hold {
 }
 
 #[cfg(test)]
+impl Hold {
+    /// Makes a hold of a lease that is renewed, and that was asked for at `asked_at`.
+    fn renewed(ttl: Duration, asked_at: HostInstant) -> Self {
+        let terms = LeaseTerms {
+            mode: Mode::Exclusive,
+            policy: LeasePolicy::Renewed { ttl },
+            max_hold: None,
+        };
+        let grant = Grant {
+            lease: ErasedLease::new(()),
+            epoch: 1,
+            asked_at,
+            slot: 0,
+        };
+        let (name, token) = (
+            LockName::new("a").unwrap(),
+            FencingToken::new(1, 0).unwrap(),
+        );
+        Self::new(name, terms, Duration::ZERO, grant, token, asked_at)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::sync::Arc;
     use std::sync::mpsc::channel;
@@ -343,26 +366,6 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
     const TTL: Duration = Duration::from_secs(12);
-
-    fn hold(asked_at: HostInstant) -> Hold {
-        Hold::new(
-            LockName::new("a").unwrap(),
-            LeaseTerms {
-                mode: Mode::Exclusive,
-                policy: LeasePolicy::Renewed { ttl: TTL },
-                max_hold: None,
-            },
-            Duration::ZERO,
-            Grant {
-                lease: ErasedLease::new(()),
-                epoch: 1,
-                asked_at,
-                slot: 0,
-            },
-            FencingToken::new(1, 0).unwrap(),
-            asked_at,
-        )
-    }
 
     fn wait_until_waiting(hold: &Hold, threads: usize) {
         let began = Instant::now();
@@ -384,7 +387,7 @@ mod tests {
         ];
         for change in changes {
             let now = ManualClock::new().now();
-            let hold = Arc::new(hold(now));
+            let hold = Arc::new(Hold::renewed(TTL, now));
             let is_over = Arc::new(AtomicBool::new(false));
             let (waits, is_over_for_it) = (Arc::clone(&hold), Arc::clone(&is_over));
             let counted = thread::spawn(move || {
@@ -415,7 +418,7 @@ mod tests {
     #[test]
     fn thread_that_waits_for_the_loss_of_a_guard_sleeps_until_then() {
         let clock = ManualClock::new();
-        let hold = Arc::new(hold(clock.now()));
+        let hold = Arc::new(Hold::renewed(TTL, clock.now()));
         let guard = Acquired::first(Arc::clone(&hold));
         let waiting = thread::spawn(move || guard.wait_until_lost(HostInstant::NEVER, &clock));
         wait_until_waiting(&hold, 1);
@@ -426,7 +429,7 @@ mod tests {
     #[test]
     fn lease_is_not_taken_at_its_deadline() {
         let clock = ManualClock::new();
-        let hold = hold(clock.now());
+        let hold = Hold::renewed(TTL, clock.now());
         assert!(hold.read(&clock, |_| {}).is_some());
         clock.advance(TTL);
         assert!(hold.read(&clock, |_| {}).is_none());

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper, LockKeeperBuilder,
-    ObservedLock, Observer, Released, Wait,
+    AcquireOptions, Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper,
+    LockKeeperBuilder, ObservedLock, Observer, Released, Wait,
 };
 
 use crate::answers::{Grants, Releases, Renewals};
@@ -39,6 +39,14 @@ impl Ends {
     fn expect(&self, name: &str, result: Result<Released, ErrorKind>) {
         let end = self.0.recv_timeout(LIMIT).unwrap();
         assert_eq!(end, (name.to_owned(), result));
+    }
+
+    /// Waits for this many releases, of any names.
+    fn expect_done(&self, count: usize) {
+        for _ in 0..count {
+            let end = self.0.recv_timeout(LIMIT).unwrap();
+            assert_eq!(end.1, Ok(Released::Done), "{end:?}");
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -135,9 +143,7 @@ fn drop_asks_on_its_own_thread_again_once_the_store_answers() {
     store.wait_for("c", "release", 1);
     assert_eq!(store.releases_by_keepers("c"), [true]);
     store.releases(Releases::Work);
-    for _ in 0..2 {
-        assert_eq!(ends.0.recv_timeout(LIMIT).unwrap().1, Ok(Released::Done));
-    }
+    ends.expect_done(2);
     wait_until_verified(&store, &b);
     drop(b);
     assert_eq!(store.releases_by_keepers("b"), [false]);
@@ -162,9 +168,7 @@ fn drop_of_a_set_asks_once_and_each_name_is_released_and_reported() {
     names.sort_unstable();
     assert_eq!(names, ["a", "b", "c"]);
     drop(keeper.lock_all(["a", "b", "c"]).unwrap());
-    for _ in names {
-        assert_eq!(ends.0.recv_timeout(LIMIT).unwrap().1, Ok(Released::Done));
-    }
+    ends.expect_done(names.len());
     assert!(ends.is_empty());
 }
 
@@ -279,49 +283,32 @@ fn releases_that_hang_delay_no_renewal() {
         wait_until_renewed(&good);
     }
     store.releases(Releases::Work);
-    for _ in names {
-        assert_eq!(ends.0.recv_timeout(LIMIT).unwrap().1, Ok(Released::Done));
+    ends.expect_done(names.len());
+}
+
+#[test]
+fn attempts_behind_a_release_that_fails_or_hangs_are_not_busy() {
+    // Where the store refuses connections, an attempt ends while the clock stands still.
+    for (how, step) in [
+        (Releases::Unreachable, Duration::ZERO),
+        (Releases::Hang, SECOND / 50),
+    ] {
+        let store = ScriptedStore::new();
+        let (keeper, _ends) = observed_with_long_leases(&store);
+        let guard = keeper.lock("a").unwrap();
+        store.releases(how);
+        drop(guard);
+        for (wait, step) in [(Duration::ZERO, step), (SECOND, SECOND / 50)] {
+            let waiting = spawn_acquire(&keeper, "a", AcquireOptions::new().wait(wait));
+            eventually("the attempt ends", || {
+                store.clock.advance(step);
+                waiting.is_finished()
+            });
+            assert_fails(waiting.join().unwrap(), ErrorKind::Unavailable);
+        }
+        assert_eq!(store.count("a", "acquire"), 1, "{how:?}");
+        store.releases(Releases::Work);
     }
-}
-
-#[test]
-fn attempts_behind_a_release_that_fails_are_not_busy() {
-    let store = ScriptedStore::new();
-    let (keeper, _ends) = observed_with_long_leases(&store);
-    let guard = keeper.lock("a").unwrap();
-    store.releases(Releases::Unreachable);
-    drop(guard);
-    // At once, as long as the clock stands still.
-    let single = keeper.clone();
-    let single = thread::spawn(move || single.try_lock("a"));
-    eventually("the single attempt ends", || single.is_finished());
-    assert_fails(single.join().unwrap(), ErrorKind::Unavailable);
-    let waiting = keeper.clone();
-    let waiter = thread::spawn(move || waiting.try_lock_for("a", SECOND));
-    eventually("the wait ends", || {
-        store.clock.advance(SECOND / 50);
-        waiter.is_finished()
-    });
-    assert_fails(waiter.join().unwrap(), ErrorKind::Unavailable);
-    assert_eq!(store.count("a", "acquire"), 1);
-    store.releases(Releases::Work);
-}
-
-#[test]
-fn attempt_behind_a_silent_release_is_not_busy() {
-    let store = ScriptedStore::new();
-    let (keeper, _ends) = observed_with_long_leases(&store);
-    let guard = keeper.lock("a").unwrap();
-    store.releases(Releases::Hang);
-    drop(guard);
-    let behind = keeper.clone();
-    let behind = thread::spawn(move || behind.try_lock("a"));
-    eventually("the single attempt ends", || {
-        store.clock.advance(SECOND / 50);
-        behind.is_finished()
-    });
-    assert_fails(behind.join().unwrap(), ErrorKind::Unavailable);
-    store.releases(Releases::Work);
 }
 
 #[test]
@@ -489,7 +476,5 @@ fn number_of_pending_releases_is_bounded() {
     ends.expect(&MOST.to_string(), Err(ErrorKind::Unavailable));
     assert_eq!(keeper.pending_releases(), MOST);
     store.releases(Releases::Work);
-    for _ in 0..MOST {
-        assert_eq!(ends.0.recv_timeout(LIMIT).unwrap().1, Ok(Released::Done));
-    }
+    ends.expect_done(MOST);
 }

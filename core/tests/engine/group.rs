@@ -97,36 +97,25 @@ fn store_without_batches_gets_single_requests() {
 }
 
 #[test]
-fn caller_that_is_due_leaves_and_a_late_grant_is_given_back() {
-    let (store, keeper) = batching();
-    let alone = ask_without_answer(&store, &keeper);
-    let late = keeper.clone();
-    let late = thread::spawn(move || late.try_lock_for("late", 3 * SECOND));
-    store.wait_for("late", "acquire", 1);
-    store.clock.advance(4 * SECOND);
-    assert_fails(late.join().unwrap(), ErrorKind::Unknown);
-    assert_eq!(store.count("late", "release"), 0);
-    store.grants(Grants::Work);
-    alone.join().unwrap();
-    store.wait_for("late", "release", 1);
-    drop(keeper.lock("late").unwrap());
-}
-
-#[test]
-fn cancelled_caller_leaves_and_a_late_grant_is_given_back() {
-    let (store, keeper) = batching();
-    let alone = ask_without_answer(&store, &keeper);
-    let cancel = CancelToken::new();
-    let options = AcquireOptions::new().cancel(&cancel);
-    let other = keeper.clone();
-    let cancelled = thread::spawn(move || other.acquire("late", &options).map(drop));
-    store.wait_for("late", "acquire", 1);
-    cancel.cancel();
-    assert_fails(cancelled.join().unwrap(), ErrorKind::Cancelled);
-    store.grants(Grants::Work);
-    alone.join().unwrap();
-    store.wait_for("late", "release", 1);
-    drop(keeper.lock("late").unwrap());
+fn caller_that_is_due_or_cancelled_leaves_and_a_late_grant_is_given_back() {
+    for (cancels, kind) in [(false, ErrorKind::Unknown), (true, ErrorKind::Cancelled)] {
+        let (store, keeper) = batching();
+        let alone = ask_without_answer(&store, &keeper);
+        let cancel = CancelToken::new();
+        let options = AcquireOptions::new().wait(3 * SECOND).cancel(&cancel);
+        let late = spawn_acquire(&keeper, "late", options);
+        store.wait_for("late", "acquire", 1);
+        match cancels {
+            true => cancel.cancel(),
+            false => store.clock.advance(4 * SECOND),
+        }
+        assert_fails(late.join().unwrap(), kind);
+        assert_eq!(store.count("late", "release"), 0);
+        store.grants(Grants::Work);
+        alone.join().unwrap();
+        store.wait_for("late", "release", 1);
+        drop(keeper.lock("late").unwrap());
+    }
 }
 
 #[test]

@@ -115,10 +115,6 @@ mod tests {
 
     use super::*;
     use crate::clock::ManualClock;
-    use crate::mode::Mode;
-    use crate::name::LockName;
-    use crate::options::{LeasePolicy, LeaseTerms};
-    use crate::provider::{ErasedLease, Grant};
 
     /// A clock that reports the loss of a hold as soon as a caller has read the time.
     #[derive(Debug)]
@@ -135,23 +131,7 @@ mod tests {
     #[test]
     fn callback_that_comes_while_the_loss_is_reported_is_given_back() {
         let (asked_at, ttl) = (ManualClock::new().now(), Duration::from_secs(12));
-        let hold = Arc::new(Hold::new(
-            LockName::new("a").unwrap(),
-            LeaseTerms {
-                mode: Mode::Exclusive,
-                policy: LeasePolicy::Renewed { ttl },
-                max_hold: None,
-            },
-            Duration::ZERO,
-            Grant {
-                lease: ErasedLease::new(()),
-                epoch: 1,
-                asked_at,
-                slot: 0,
-            },
-            FencingToken::new(1, 0).unwrap(),
-            asked_at,
-        ));
+        let hold = Arc::new(Hold::renewed(ttl, asked_at));
         let acquired = Acquired::first(Arc::clone(&hold));
         assert!(acquired.on_lost(|| {}, &ReportsLoss(hold)).is_some());
     }

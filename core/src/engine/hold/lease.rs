@@ -223,34 +223,13 @@ mod tests {
 
     use super::*;
     use crate::clock::ManualClock;
-    use crate::mode::Mode;
-    use crate::name::LockName;
-    use crate::options::{LeasePolicy, LeaseTerms};
-    use crate::provider::Grant;
-    use crate::token::FencingToken;
 
     /// The reply takes so long that the next renewal is due at once.
     #[test]
     fn no_renewal_is_due_before_the_lease_is_back() {
         let (clock, ttl) = (ManualClock::new(), Duration::from_secs(12));
         let asked_at = clock.now();
-        let hold = Hold::new(
-            LockName::new("a").unwrap(),
-            LeaseTerms {
-                mode: Mode::Exclusive,
-                policy: LeasePolicy::Renewed { ttl },
-                max_hold: None,
-            },
-            Duration::ZERO,
-            Grant {
-                lease: ErasedLease::new(()),
-                epoch: 1,
-                asked_at,
-                slot: 0,
-            },
-            FencingToken::new(1, 0).unwrap(),
-            asked_at,
-        );
+        let hold = Hold::renewed(ttl, asked_at);
         let (lease, until) = hold.take_to_renew(&clock).unwrap();
         hold.renew_at.store(u64::MAX, Ordering::SeqCst);
         clock.advance(ttl / 2);
