@@ -5,12 +5,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::LockKeeper;
-use lockkeeper_testkit::{MySqlKind, PostgresKind};
+use lockkeeper::clock::{Clock as _, SystemClock};
 
 use crate::pinning::Pinned;
 use crate::process::{Process, Role};
+use crate::raw::Done;
+use crate::row::{Row, Rows, medians, millis};
+use crate::store::{Kind, Store};
 use crate::threads::together;
-use crate::{Row, Rows, etcd, mysql, postgres, server};
 
 pub(crate) const HELD: Duration = Duration::from_millis(1);
 const RUNS: usize = 5;
@@ -26,7 +28,7 @@ pub(crate) fn measured_sleep() -> f64 {
     began.elapsed().as_secs_f64() / 500.0
 }
 
-/// Has `threads` threads lock the name `grants` times together, and returns the longest wait.
+/// Locks the name `grants` times in `threads` threads together, and returns the longest wait.
 fn lock_in_threads(
     keeper: &LockKeeper,
     threads: usize,
@@ -46,71 +48,11 @@ fn lock_in_threads(
     Ok(longest.into_iter().max().unwrap_or_default())
 }
 
-pub(crate) fn times(what: String, seconds: f64, floor: f64, budget: f64) -> Row {
-    Row {
-        what,
-        measured: format!("{:.0} ms", seconds * 1e3),
-        floor: format!("{:.0} ms", floor * 1e3),
-        value: seconds / floor,
-        budget,
-        unit: "x",
-    }
-}
-
-pub(crate) fn threads() -> Rows {
-    let folder = tempfile::tempdir()?;
-    let sqlite = format!(
-        "sqlite:{}?wait=60s",
-        folder.path().join("locks.db").display()
-    );
-    let mut rows = Vec::new();
-    for (store, url) in [("memory", "memory:?wait=60s"), ("sqlite", &sqlite)] {
-        rows.extend(threads_on(url, store, "statements", &own_count)?);
-    }
-    Ok(rows)
-}
-
-pub(crate) fn threads_redis() -> Rows {
-    let server = server::start()?;
-    let url = format!("{}?wait=60s", server.url());
-    threads_on(&url, "redis", "commands", &|_| {
-        Ok(Some(server::sent(&server)?))
-    })
-}
-
-pub(crate) fn threads_mysql(kind: MySqlKind) -> Rows {
-    let server = mysql::start(kind)?;
-    let url = format!("{}?wait=60s", server.url());
-    let questions = mysql::Questions::of(&server)?;
-    threads_on(&url, kind.name(), "statements", &|_| {
-        Ok(Some(questions.sent()?))
-    })
-}
-
-pub(crate) fn threads_postgres(kind: PostgresKind) -> Rows {
-    let server = postgres::start(kind)?;
-    let url = format!("{}?wait=60s", server.url());
-    threads_on(&url, kind.name(), "statements", &own_count)
-}
-
-pub(crate) fn threads_etcd() -> Rows {
-    let server = etcd::start()?;
-    let url = format!("{}?wait=60s", server.url());
-    threads_on(&url, "etcd", "requests", &own_count)
-}
-
-/// Counts what the keeper has sent, for stores that do not count, or only with a delay.
-pub(crate) fn own_count(keeper: &LockKeeper) -> Result<Option<u64>, Box<dyn Error>> {
-    Ok(keeper.usage().map(|usage| usage.commands))
-}
-
-/// Returns how many commands the store was sent so far, if it counts them.
-pub(crate) type Count<'a> = &'a dyn Fn(&LockKeeper) -> Result<Option<u64>, Box<dyn Error>>;
-
-fn threads_on(url: &str, store: &str, called: &str, count: Count<'_>) -> Rows {
-    let keeper = lockkeeper::open(url)?;
+pub(crate) fn threads(kind: Kind) -> Rows {
+    let store = Store::start(kind)?;
+    let keeper = store.open("wait=60s")?;
     lock_in_threads(&keeper, 100, 100)?;
-    let before = count(&keeper)?;
+    let before = store.sent(&keeper)?;
     // The median of a few runs, since a shared machine stalls for a second now and then.
     let mut runs = Vec::new();
     for _ in 0..RUNS {
@@ -121,139 +63,60 @@ fn threads_on(url: &str, store: &str, called: &str, count: Count<'_>) -> Rows {
         let floor = f64::midpoint(floor, measured_sleep() * 1e3);
         runs.push((seconds, floor));
     }
-    let after = count(&keeper)?;
+    let after = store.sent(&keeper)?;
     runs.sort_by(|(a, of_a), (b, of_b)| (a / of_a).total_cmp(&(b / of_b)));
     let (seconds, floor) = runs.get(RUNS / 2).copied().ok_or("no run")?;
-    let mut rows = vec![times(
-        format!("100 threads x 10, 1 ms held, {store}"),
-        seconds,
-        floor,
-        1.03,
-    )];
+    let what = format!("100 threads x 10, 1 ms held, {}", store.name());
+    let mut rows = vec![Row::times(what, seconds, floor, millis, 1.03)];
     if let Some((before, after)) = before.zip(after) {
         let commands = (after - before) as f64 / (1e3 * RUNS as f64);
-        let what = format!("  {called} per grant, {store}");
+        let what = format!("  {} per grant, {}", kind.request(), store.name());
         rows.push(Row::plain(what, commands, 3, "", 0.1));
     }
     Ok(rows)
 }
 
-pub(crate) fn processes() -> Rows {
-    let folder = tempfile::tempdir()?;
-    let url = format!(
-        "sqlite:{}?wait=60s",
-        folder.path().join("locks.db").display()
-    );
-    let to_another = |middle, _| {
-        let what = "release here to grant in another process, sqlite".to_owned();
-        Row::plain(what, middle, 3, " ms", 2.0)
-    };
-    processes_on(&url, "sqlite", None, &mut || Ok(()), to_another)
-}
-
-pub(crate) fn processes_redis() -> Rows {
-    let server = server::start()?;
-    let url = format!("{}?wait=60s", server.url());
-    let mut raw = server::raw(&server)?;
-    let mut round_trip = || Ok(redis::cmd("PING").exec(&mut raw)?);
-    let way = by_round_trips("redis");
-    processes_on(&url, "redis", server.pid(), &mut round_trip, way)
-}
-
-pub(crate) fn processes_mysql(kind: MySqlKind) -> Rows {
-    let server = mysql::start(kind)?;
-    let url = format!("{}?wait=60s", server.url());
-    let mut raw = mysql::raw(&server)?;
-    let mut round_trip = || Ok(raw.ping()?);
-    let store = kind.name();
-    let way = by_round_trips(store);
-    processes_on(&url, store, server.pid(), &mut round_trip, way)
-}
-
-pub(crate) fn processes_postgres(kind: PostgresKind) -> Rows {
-    let server = postgres::start(kind)?;
-    let url = format!("{}?wait=60s", server.url());
-    let mut raw = postgres::Raw::open(&server)?;
-    raw.prepare("ping", "SELECT $1::bool")?;
-    let mut round_trip = || raw.run("ping", "true").map(drop);
-    let store = kind.name();
-    let way = by_round_trips(store);
-    processes_on(&url, store, server.pid(), &mut round_trip, way)
-}
-
-pub(crate) fn processes_etcd() -> Rows {
-    let server = etcd::start()?;
-    let url = format!("{}?wait=60s", server.url());
-    let mut raw = etcd::Raw::connect(&server)?;
-    // A write, as the release is one.
-    let put = etcd::Raw::request("/v3/kv/put", r#"{"key":"cmF3","value":"cmF3"}"#);
-    let mut round_trip = || raw.send(&put).map(drop);
-    let way = by_round_trips("etcd");
-    processes_on(&url, "etcd", server.pid(), &mut round_trip, way)
-}
-
-/// Measures a hand-over between processes on a store where each step is a round trip.
-fn by_round_trips(store: &str) -> impl Fn(f64, f64) -> Row {
-    move |middle, floor| Row {
-        what: format!("release here to grant in another process, {store}"),
-        measured: format!("{middle:.3} ms"),
-        floor: format!("{floor:.3} ms"),
-        value: middle / floor,
-        budget: 2.5,
-        unit: "x",
-    }
-}
-
-/// How the floor of a hand-over between processes is measured.
-type RoundTrip<'a> = &'a mut dyn FnMut() -> Result<(), Box<dyn Error>>;
-
-fn processes_on(
-    url: &str,
-    store: &str,
-    server: Option<u32>,
-    round_trip: RoundTrip<'_>,
-    to_another: impl Fn(f64, f64) -> Row,
-) -> Rows {
-    let mut all = Process::start_all(4, Role::Threads, url)?;
+pub(crate) fn processes(kind: Kind) -> Rows {
+    let store = Store::start(kind)?;
+    let mut all = Process::start_all(4, Role::Threads, &store.url("wait=60s"))?;
     let floor = measured_sleep() * 1e3;
     let began = Instant::now();
-    for process in &mut all {
-        process.go()?;
-    }
     let mut longest: f64 = 0.0;
-    for process in &mut all {
-        longest = longest.max(process.line()?.parse()?);
+    for wait in Process::work(&mut all)? {
+        longest = longest.max(wait.parse()?);
     }
     let seconds = began.elapsed().as_secs_f64();
     let floor = f64::midpoint(floor, measured_sleep() * 1e3);
     drop(all);
-    let (middle, round) = handovers(url, server, round_trip)?;
+    let (middle, round) = handovers(&store)?;
+    let name = store.name();
+    let what = format!("4 processes x 25 threads, 1 ms held, {name}");
+    let to_another = format!("release here to grant in another process, {name}");
     Ok(vec![
-        times(
-            format!("4 processes x 25 threads, 1 ms held, {store}"),
-            seconds,
-            floor,
-            1.05,
-        ),
-        Row::plain("  longest wait".to_owned(), longest, 0, " ms", 300.0),
-        to_another(middle, round),
+        Row::times(what, seconds, floor, millis, 1.05),
+        Row::plain("  longest wait", longest, 0, " ms", 300.0),
+        match kind {
+            // There are no round trips.
+            Kind::Sqlite => Row::plain(to_another, middle, 3, " ms", 2.0),
+            _ => Row::times(to_another, middle, round, |it| format!("{it:.3} ms"), 2.5),
+        },
     ])
 }
 
 /// Measures the time from just before a release here to the grant in the other process, by the clock that
 /// both share, and a round trip alternately with it, after the same pause. Both are in milliseconds.
-fn handovers(
-    url: &str,
-    server: Option<u32>,
-    round_trip: RoundTrip<'_>,
-) -> Result<(f64, f64), Box<dyn Error>> {
-    use lockkeeper::clock::{Clock as _, SystemClock};
-
-    let _pinned = Pinned::to_own_cores(server)?;
-    let keeper = lockkeeper::open(url)?;
-    let mut other = Process::start(Role::Handovers, url)?;
-    let (mut all, mut floors) = (Vec::new(), Vec::new());
-    for _ in 0..200 {
+fn handovers(store: &Store) -> Done<(f64, f64)> {
+    let mut raw = store.raw()?;
+    let _pinned = Pinned::to_own_cores(store.pid())?;
+    let keeper = store.open("wait=60s")?;
+    let mut other = Process::start(Role::Handovers, &store.url("wait=60s"))?;
+    let round_trip = || {
+        thread::sleep(PAUSE);
+        let began = Instant::now();
+        raw.round_trip()?;
+        Ok(began.elapsed().as_secs_f64() * 1e3)
+    };
+    let handover = || {
         let guard = keeper.lock("seat:42")?;
         other.go()?;
         // The other process reports just before it acquires; give it the time to be queued.
@@ -262,16 +125,12 @@ fn handovers(
         let released = SystemClock.now().as_nanos();
         guard.release()?;
         let granted: u64 = other.line()?.parse()?;
-        all.push(granted.saturating_sub(released) as f64 / 1e6);
-        thread::sleep(PAUSE);
-        let began = Instant::now();
-        round_trip()?;
-        floors.push(began.elapsed().as_secs_f64() * 1e3);
-    }
-    Ok((crate::median(all), crate::median(floors)))
+        Ok(granted.saturating_sub(released) as f64 / 1e6)
+    };
+    medians(200, round_trip, handover)
 }
 
-/// Has the threads of one of several processes lock the name, and returns the longest wait in milliseconds.
+/// Locks the name in the threads of one of several processes, and returns the longest wait in milliseconds.
 pub(crate) fn lock_in_child(keeper: &LockKeeper) -> Result<String, Box<dyn Error>> {
     let longest = lock_in_threads(keeper, 25, 250)?;
     Ok((longest.as_secs_f64() * 1e3).to_string())
@@ -279,8 +138,6 @@ pub(crate) fn lock_in_child(keeper: &LockKeeper) -> Result<String, Box<dyn Error
 
 /// Locks the name that the parent holds, and returns the time of the grant in nanoseconds.
 pub(crate) fn take_over_in_child(keeper: &LockKeeper) -> Result<String, Box<dyn Error>> {
-    use lockkeeper::clock::{Clock as _, SystemClock};
-
     println!("waiting");
     let guard = keeper.lock("seat:42")?;
     let granted = SystemClock.now().as_nanos();

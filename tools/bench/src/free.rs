@@ -4,40 +4,38 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ::mysql::prelude::Queryable as _;
 use hashbrown::HashMap;
 use lockkeeper::observers::{MetricsObserver, TracingObserver};
 use lockkeeper::{Config, LockKeeper, LockName};
-use lockkeeper_testkit::{MySqlKind, PostgresKind};
 use parking_lot::Mutex;
-use rusqlite::{Connection, params};
 
 use crate::pinning::Pinned;
-use crate::{Row, Rows, etcd, median, mysql, postgres, server};
+use crate::raw::Done;
+use crate::row::{Row, Rows, median};
+use crate::store::{Kind, Store};
 
 /// Many short rounds, so that other load of the machine falls on both.
 const ROUNDS: usize = 150;
 
-/// The least that keeps a lock by hand in SQLite.
-pub(crate) const RAW_TABLE: &str = "CREATE TABLE lock(namespace TEXT, name TEXT, epoch INTEGER,
-    pid INTEGER, start INTEGER, host TEXT, expires INTEGER, PRIMARY KEY(namespace, name)) WITHOUT ROWID";
-pub(crate) const RAW_INSERT: &str =
-    "INSERT INTO lock VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING RETURNING epoch";
-pub(crate) const RAW_DELETE: &str =
-    "DELETE FROM lock WHERE namespace = ?1 AND name = ?2 AND epoch = ?3";
-pub(crate) const RAW_HOST: &str = "3f0c8dbe-5d9b-4c3c-9a5e-0a4b7c1d2e3f/4026531836";
+/// What alternate rounds have shown.
+#[derive(Clone, Copy)]
+pub(crate) struct Pairs {
+    /// The medians of the seconds of a pair.
+    floor: f64,
+    ours: f64,
+    /// The median of the ratios.
+    ratio: f64,
+}
 
-/// Measures the seconds of a pair of each alternately; returns the medians, and the median of the ratios.
+/// Measures a pair of each alternately, in rounds of so many pairs.
 pub(crate) fn alternately(
     pairs: u32,
-    mut floor: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
-    mut ours: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
-) -> Result<(f64, f64, f64), Box<dyn std::error::Error>> {
-    let time = |work: &mut dyn FnMut() -> Result<(), Box<dyn std::error::Error>>| {
+    mut floor: impl FnMut() -> Done,
+    mut ours: impl FnMut() -> Done,
+) -> Done<Pairs> {
+    let time = |work: &mut dyn FnMut() -> Done| {
         let began = Instant::now();
-        for _ in 0..pairs {
-            work()?;
-        }
+        (0..pairs).try_for_each(|_| work())?;
         Ok::<_, Box<dyn std::error::Error>>(began.elapsed().as_secs_f64() / f64::from(pairs))
     };
     let (mut floors, mut all, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -50,25 +48,25 @@ pub(crate) fn alternately(
             ratios.push(high / low);
         }
     }
-    Ok((median(floors), median(all), median(ratios)))
+    Ok(Pairs {
+        floor: median(floors),
+        ours: median(all),
+        ratio: median(ratios),
+    })
 }
 
-pub(crate) fn row(what: &str, (floor, ours, ratio): (f64, f64, f64), budget: f64) -> Row {
+pub(crate) fn row(what: impl Into<String>, pairs: Pairs, budget: f64) -> Row {
     let show = |seconds: f64| match seconds {
         s if s < 1e-6 => format!("{:.0} ns", s * 1e9),
         s => format!("{:.1} µs", s * 1e6),
     };
     Row {
-        what: what.to_owned(),
-        measured: show(ours),
-        floor: show(floor),
-        value: ratio,
-        budget,
-        unit: "x",
+        value: pairs.ratio,
+        ..Row::times(what, pairs.ours, pairs.floor, show, budget)
     }
 }
 
-pub(crate) fn pair(keeper: &LockKeeper, name: &LockName) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn pair(keeper: &LockKeeper, name: &LockName) -> Done {
     keeper.lock(name)?.release()?;
     Ok(())
 }
@@ -107,7 +105,8 @@ impl ShardedMap {
     }
 }
 
-pub(crate) fn memory() -> Rows {
+/// The rows in this process.
+pub(crate) fn in_process(kind: Kind) -> Rows {
     let map = ShardedMap {
         hasher: RandomState::new(),
         shards: (0..32).map(|_| Mutex::default()).collect(),
@@ -125,7 +124,7 @@ pub(crate) fn memory() -> Rows {
     ] {
         let keeper = lockkeeper::open_config(&config)?;
         let made = alternately(
-            20_000,
+            kind.pairs(),
             || map.pair("seat:42").ok_or_else(|| "no shard".into()),
             || pair(&keeper, &name),
         )?;
@@ -134,151 +133,22 @@ pub(crate) fn memory() -> Rows {
     Ok(rows)
 }
 
-pub(crate) fn sqlite() -> Rows {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("locks.db");
-    let url = format!("sqlite:{}", path.display());
-    let keeper = lockkeeper::open(&url)?;
+/// The row of a store. The floor is its two raw requests.
+pub(crate) fn rows(kind: Kind) -> Rows {
+    let store = Store::start(kind)?;
+    let _pinned = Pinned::to_own_cores(store.pid())?;
+    let keeper = store.open("")?;
     let name = LockName::new("seat:42")?;
-
-    let raw = Connection::open(folder.path().join("raw.db"))?;
-    raw.pragma_update(None, "journal_mode", "WAL")?;
-    raw.pragma_update(None, "synchronous", "NORMAL")?;
-    raw.execute_batch(RAW_TABLE)?;
-    let mut insert = raw.prepare(RAW_INSERT)?;
-    let mut delete = raw.prepare(RAW_DELETE)?;
-    let mut epoch = 1_i64 << 50;
-    let floor = || {
-        epoch += 1;
-        let values = params!["default", "seat:42", epoch, 4711, 815, RAW_HOST, epoch];
-        let _: i64 = insert.query_row(values, |row| row.get(0))?;
-        delete.execute(params!["default", "seat:42", epoch])?;
-        Ok(())
+    let mut raw = store.raw()?;
+    let pairs = alternately(kind.pairs(), || raw.pair(), || pair(&keeper, &name))?;
+    let (shown, budget) = match kind {
+        Kind::Sqlite => ("SQLite", 1.3),
+        Kind::Etcd => ("etcd", 1.1),
+        _ => (kind.name(), 1.05),
     };
-    let times = alternately(500, floor, || pair(&keeper, &name))?;
-    Ok(vec![row("acquire + release, SQLite", times, 1.3)])
-}
-
-/// The least that is safe by hand: a unique value, and a release that compares it.
-pub(crate) fn redis() -> Rows {
-    let server = server::start()?;
-    let _pinned = Pinned::to_own_cores(server.pid())?;
-    let keeper = lockkeeper::open(&server.url())?;
-    let name = LockName::new("seat:42")?;
-
-    let mut raw = server::raw(&server)?;
-    let sha = server::load_release(&mut raw)?;
-    let mut number = 0_u64;
-    let floor = || {
-        number += 1;
-        let owner = format!("3f0c8dbe5d9b4c3c-{number}");
-        let mut set = redis::cmd("SET");
-        set.arg("raw:seat:42").arg(&owner).arg("NX");
-        let set: Option<String> = set.arg("PX").arg(30_000).query(&mut raw)?;
-        set.ok_or("the name is taken")?;
-        let mut evalsha = redis::cmd("EVALSHA");
-        evalsha.arg(&sha).arg(1).arg("raw:seat:42").arg(&owner);
-        let freed: i64 = evalsha.query(&mut raw)?;
-        if freed == 1 {
-            Ok(())
-        } else {
-            Err("it was lost".into())
-        }
-    };
-    let times = alternately(100, floor, || pair(&keeper, &name))?;
-    Ok(vec![row("acquire + release, redis", times, 1.05)])
-}
-
-/// The two statements `GET_LOCK` and `RELEASE_LOCK`, prepared, without lease and token.
-pub(crate) fn mysql(kind: MySqlKind) -> Rows {
-    let server = mysql::start(kind)?;
-    let _pinned = Pinned::to_own_cores(server.pid())?;
-    let keeper = lockkeeper::open(&server.url())?;
-    let name = LockName::new("seat:42")?;
-
-    let mut raw = mysql::raw(&server)?;
-    let lock = raw.prep("SELECT GET_LOCK(?, 0)")?;
-    let release = raw.prep("SELECT RELEASE_LOCK(?)")?;
-    let floor = || {
-        for statement in [&lock, &release] {
-            let done: Option<Option<i64>> = raw.exec_first(statement, ("raw:seat:42",))?;
-            if done != Some(Some(1)) {
-                return Err("the name is taken, or was lost".into());
-            }
-        }
-        Ok(())
-    };
-    let times = alternately(100, floor, || pair(&keeper, &name))?;
     Ok(vec![row(
-        &format!("acquire + release, {kind}"),
-        times,
-        1.05,
+        format!("acquire + release, {shown}"),
+        pairs,
+        budget,
     )])
-}
-
-/// The two statements `pg_try_advisory_lock` and `pg_advisory_unlock`, prepared, without lease and token.
-pub(crate) fn postgres(kind: PostgresKind) -> Rows {
-    let server = postgres::start(kind)?;
-    let _pinned = Pinned::to_own_cores(server.pid())?;
-    let keeper = lockkeeper::open(&server.url())?;
-    let name = LockName::new("seat:42")?;
-
-    let mut raw = postgres::Raw::open(&server)?;
-    raw.prepare("lock", "SELECT pg_try_advisory_lock($1::int8)")?;
-    raw.prepare("release", "SELECT pg_advisory_unlock($1::int8)")?;
-    let floor = || {
-        for statement in ["lock", "release"] {
-            if raw.run(statement, "4242424242424242424")? != 1 {
-                return Err("the name is taken, or was lost".into());
-            }
-        }
-        Ok(())
-    };
-    let times = alternately(100, floor, || pair(&keeper, &name))?;
-    Ok(vec![row(
-        &format!("acquire + release, {kind}"),
-        times,
-        1.05,
-    )])
-}
-
-/// The two transactions: the key is written with a lease if it is not there, and deleted if it is.
-pub(crate) fn etcd() -> Rows {
-    let server = etcd::start()?;
-    let _pinned = Pinned::to_own_cores(server.pid())?;
-    let keeper = lockkeeper::open(&server.url())?;
-    let name = LockName::new("seat:42")?;
-
-    let mut raw = etcd::Raw::connect(&server)?;
-    let lease = raw.send(&etcd::Raw::request(
-        "/v3/lease/grant",
-        r#"{"TTL":3600,"ID":42}"#,
-    ))?;
-    if !lease.contains(r#""ID":"42""#) {
-        return Err(format!("no lease: {lease}").into());
-    }
-    // `raw/seat:42`, and the host of a holder, in base64.
-    let key = "cmF3L3NlYXQ6NDI=";
-    let value = "M2YwYzhkYmUtNWQ5Yi00YzNjLTlhNWUtMGE0YjdjMWQyZTNmLzQwMjY1MzE4MzY=";
-    let compare = |result| format!(r#"{{"key":"{key}","target":"CREATE","result":"{result}"}}"#);
-    let lock = format!(
-        r#"{{"compare":[{}],"success":[{{"request_put":{{"key":"{key}","value":"{value}","lease":42}}}}]}}"#,
-        compare("EQUAL")
-    );
-    let release = format!(
-        r#"{{"compare":[{}],"success":[{{"request_delete_range":{{"key":"{key}"}}}}]}}"#,
-        compare("GREATER")
-    );
-    let requests = [lock, release].map(|body| etcd::Raw::request("/v3/kv/txn", &body));
-    let floor = || {
-        for request in &requests {
-            let reply = raw.send(request)?;
-            if !reply.contains(r#""succeeded":true"#) {
-                return Err(format!("the name is taken, or was lost: {reply}").into());
-            }
-        }
-        Ok(())
-    };
-    let times = alternately(50, floor, || pair(&keeper, &name))?;
-    Ok(vec![row("acquire + release, etcd", times, 1.1)])
 }

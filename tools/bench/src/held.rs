@@ -15,7 +15,8 @@ use lockkeeper::clock::HostInstant;
 use lockkeeper::{Error, LeasePolicy, LockKeeper, Released, Usage};
 
 use crate::memory::{resident, status};
-use crate::{Row, Rows, server};
+use crate::row::{NONE, Row, Rows};
+use crate::store::{Kind, memory_of_redis, sent_to_redis, start_redis};
 
 const LEASES: u32 = 10_000;
 const MORE_LEASES: u32 = 100_000;
@@ -99,7 +100,7 @@ struct Cost {
 
 /// Holds `leases` leases on a server of their own.
 fn hold(leases: u32) -> Result<Cost, Box<dyn StdError>> {
-    let server = server::start()?;
+    let server = start_redis()?;
     let options = RedisOptions::tcp(server.addr().ip().to_string(), server.addr().port());
     let renewals = Arc::new(AtomicU64::new(0));
     let counted = Counted {
@@ -121,7 +122,7 @@ fn hold(leases: u32) -> Result<Cost, Box<dyn StdError>> {
     }
     let read = || -> Result<_, Box<dyn StdError>> {
         let (threads, memory) = (status(None, "Threads"), resident(None));
-        Ok((threads, memory, server::used_memory(&server)?))
+        Ok((threads, memory, memory_of_redis(&server)?))
     };
     let before = read()?;
     let mut guards = Vec::new();
@@ -129,10 +130,10 @@ fn hold(leases: u32) -> Result<Cost, Box<dyn StdError>> {
     for number in 1..leases {
         guards.push(keeper.lock(format!("seat:{number}"))?);
     }
-    let (from, sent) = (renewals.load(Ordering::Relaxed), server::sent(&server)?);
+    let (from, sent) = (renewals.load(Ordering::Relaxed), sent_to_redis(&server)?);
     thread::sleep(WATCHED);
     let round_trips = renewals.load(Ordering::Relaxed) - from;
-    let renewed = server::sent(&server)? - sent;
+    let renewed = sent_to_redis(&server)? - sent;
     let after = read()?;
     let lost = guards
         .iter()
@@ -158,13 +159,13 @@ fn hold(leases: u32) -> Result<Cost, Box<dyn StdError>> {
 
 /// Measures both numbers of leases. The rows of the smaller one have budgets. Those of the larger one show the
 /// growth: their floor is the figure of the smaller one.
-pub(crate) fn redis() -> Rows {
+pub(crate) fn rows(_: Kind) -> Rows {
     let (few, many) = (hold(LEASES)?, hold(MORE_LEASES)?);
     let mut rows = Vec::new();
     if let (Some(of_few), Some(of_many)) = (few.threads, many.threads) {
         let what = |leases: &str| format!("threads more for {leases} held leases, redis");
         rows.push(Row::plain(what("10,000"), of_few, 0, "", 0.0));
-        rows.push(Row::plain(what("100,000"), of_many, 0, "", f64::INFINITY));
+        rows.push(Row::plain(what("100,000"), of_many, 0, "", NONE));
     }
     let mut add = |what: &str, (few, many), unit, budget| {
         let of = |leases| format!("  {what}, {leases}");
@@ -175,7 +176,7 @@ pub(crate) fn redis() -> Rows {
         add("memory a lease (RSS)", memory, " B", 1024.0);
     }
     let stored = (few.stored, many.stored);
-    add("memory of the server a lease", stored, " B", f64::INFINITY);
+    add("memory of the server a lease", stored, " B", NONE);
     let round_trips = (few.round_trips, many.round_trips);
     add("renewal round trips in 10 s", round_trips, "", 20.0);
     Ok(rows)

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::memory::{resident, status};
-use crate::{Row, Rows, median, server};
+use crate::row::{NONE, Row, Rows, median};
+use crate::store::{Kind, Missing, start_redis};
 
 const KEEPERS: u32 = 500;
 /// Of this process and of the server, which inherits the limit: two connections a keeper, and some more.
@@ -22,16 +23,16 @@ fn allow_open_files() -> Result<(), Box<dyn std::error::Error>> {
     }
     if maximum.is_some_and(|maximum| maximum < OPEN_FILES) {
         let why = format!("this system allows fewer than {OPEN_FILES} open files (`ulimit -Hn`)");
-        return Err(server::Missing::new(why).into());
+        return Err(Missing::new(why).into());
     }
     let current = Some(OPEN_FILES);
     setrlimit(Resource::Nofile, Rlimit { current, maximum })?;
     Ok(())
 }
 
-pub(crate) fn redis() -> Rows {
+pub(crate) fn rows(_: Kind) -> Rows {
     allow_open_files()?;
-    let server = server::start()?;
+    let server = start_redis()?;
     let connections = || -> Result<f64, Box<dyn std::error::Error>> {
         let clients = server.info("clients")?;
         let connected = clients.get("connected_clients").ok_or("no count")?;
@@ -62,10 +63,7 @@ pub(crate) fn redis() -> Rows {
     }
     let release = released.elapsed().as_secs_f64() * 1e6 / f64::from(KEEPERS);
     let each = |total: f64| total / f64::from(KEEPERS);
-    let row = |what: &str, value, decimals, unit, budget| {
-        Row::plain(what.to_owned(), value, decimals, unit, budget)
-    };
-    let mut rows = vec![row(
+    let mut rows = vec![Row::plain(
         "connections a keeper, 500 keepers, redis",
         each(connected),
         2,
@@ -73,34 +71,17 @@ pub(crate) fn redis() -> Rows {
         // One for commands, and one for notifications.
         2.0,
     )];
+    let mut add = |what, value, decimals, unit| {
+        rows.push(Row::plain(what, value, decimals, unit, NONE));
+    };
     if let (Some(few), Some(many)) = (before.0, after.0) {
-        let threads = each(many - few);
-        rows.push(row("  threads a keeper", threads, 2, "", f64::INFINITY));
+        add("  threads a keeper", each(many - few), 2, "");
     }
     if let (Some(small), Some(large)) = (before.1, after.1) {
         let kib = each(large - small) / 1024.0;
-        rows.push(row(
-            "  memory a keeper (RSS)",
-            kib,
-            1,
-            " KiB",
-            f64::INFINITY,
-        ));
+        add("  memory a keeper (RSS)", kib, 1, " KiB");
     }
-    let first = median(first_locks);
-    rows.push(row(
-        "  a lock by each keeper",
-        first,
-        0,
-        " µs",
-        f64::INFINITY,
-    ));
-    rows.push(row(
-        "  a release by each keeper",
-        release,
-        0,
-        " µs",
-        f64::INFINITY,
-    ));
+    add("  a lock by each keeper", median(first_locks), 0, " µs");
+    add("  a release by each keeper", release, 0, " µs");
     Ok(rows)
 }

@@ -2,18 +2,16 @@
 
 use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{LockGuard, LockKeeper, LockName};
-use lockkeeper_testkit::{
-    EtcdCluster, EtcdKind, EtcdOptions, MySqlKind, MySqlOptions, PostgresKind, Proxy, RedisServer,
-};
+use lockkeeper_testkit::{EtcdCluster, EtcdKind, EtcdOptions, Proxy};
 
-use crate::contended::times;
-use crate::{Row, Rows, etcd, mysql, postgres, server};
+use crate::raw::Done;
+use crate::row::{NONE, Row, Rows, millis};
+use crate::store::{Kind, Server, Store};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// DESIGN.md: from the moment at which the holder's host can know it.
@@ -29,7 +27,7 @@ fn ms(later: Instant, earlier: Instant) -> f64 {
     later.saturating_duration_since(earlier).as_secs_f64() * 1e3
 }
 
-fn row(what: String, value: f64, budget: f64) -> Row {
+fn row(what: impl Into<String>, value: f64, budget: f64) -> Row {
     Row::plain(what, value, 1, " ms", budget)
 }
 
@@ -40,7 +38,7 @@ fn take_over(
     former: &LockKeeper,
     next: &LockKeeper,
     fault: impl FnOnce() -> io::Result<()>,
-) -> Result<(f64, f64), Box<dyn Error>> {
+) -> Done<(f64, f64)> {
     let guard = former.lock("seat")?;
     thread::scope(|scope| {
         let next = scope.spawn(|| next.lock("seat").map(|guard| (guard, Instant::now())));
@@ -63,23 +61,14 @@ fn rows_of(
     let (until_lost, both) = take_over(&former, &next, fault)?;
     Ok(vec![
         row(what, until_lost, BUDGET_MS),
-        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
+        row("  two guards held meanwhile", both, BUDGET_MS),
     ])
 }
 
-/// Opens the keepers of a former and of a next holder.
-fn two(url: &str) -> Result<[LockKeeper; 2], lockkeeper::Error> {
-    Ok([lockkeeper::open(url)?, lockkeeper::open(url)?])
-}
-
 /// Takes 30 locks away, one every 60 ms, and returns the row of the longest time to guard lost.
-fn in_a_row(
-    store: &str,
-    url: &str,
-    mut fault: impl FnMut(&str) -> io::Result<()>,
-) -> Result<Row, Box<dyn Error>> {
+fn in_a_row(store: &Store, mut fault: impl FnMut(&str) -> io::Result<()>) -> Done<Row> {
     const GAP: Duration = Duration::from_millis(60);
-    let keeper = lockkeeper::open(url)?;
+    let keeper = store.open("")?;
     let began = Instant::now();
     let longest = thread::scope(|scope| {
         let mut losses = Vec::new();
@@ -98,122 +87,94 @@ fn in_a_row(
         Ok::<_, Box<dyn Error>>(longest)
     })?;
     Ok(row(
-        format!("longest of 30 losses 60 ms apart, {store}"),
+        format!("longest of 30 losses 60 ms apart, {}", store.name()),
         longest,
         BUDGET_MS,
     ))
 }
 
-/// Returns the fault that takes a lock away by `unlock`.
-fn unlock(asker: &LockKeeper) -> impl FnMut(&str) -> io::Result<()> {
-    |name| {
-        let admin = asker.admin().ok_or(io::ErrorKind::Unsupported)?;
-        let deadline = SystemClock.now() + LIMIT;
-        let name = LockName::new(name).map_err(io::Error::other)?;
-        let held = admin
-            .held(Some(&name), deadline)
-            .map_err(io::Error::other)?;
-        let mut freed = held.iter().map(|held| admin.force_release(held, deadline));
-        freed.try_for_each(|freed| freed.map(drop).map_err(io::Error::other))
+/// Takes the lock of a name away by `unlock`.
+fn unlock(asker: &LockKeeper, name: &str) -> io::Result<()> {
+    let admin = asker.admin().ok_or(io::ErrorKind::Unsupported)?;
+    let deadline = SystemClock.now() + LIMIT;
+    let name = LockName::new(name).map_err(io::Error::other)?;
+    let held = admin
+        .held(Some(&name), deadline)
+        .map_err(io::Error::other)?;
+    let mut freed = held.iter().map(|held| admin.force_release(held, deadline));
+    freed.try_for_each(|freed| freed.map(drop).map_err(io::Error::other))
+}
+
+/// Takes all locks away, on the server.
+fn take_away(store: &Store) -> io::Result<()> {
+    match &store.server {
+        Server::Memory | Server::Sqlite(..) => Err(io::ErrorKind::Unsupported.into()),
+        Server::Redis(server) => server.command(&["FLUSHALL"]).map(drop),
+        Server::MySql(server, _) => {
+            let mut client = server.client()?;
+            for (_, session) in client.held()? {
+                client.execute(&format!("KILL {session}"))?;
+            }
+            Ok(())
+        }
+        // Of the locks that sessions hold, only those of names are exclusive.
+        Server::Postgres(server) => server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks \
+             WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted",
+        ),
+        Server::Etcd(server) => server.delete("lockkeeper/").map(drop),
     }
+}
+
+pub(crate) fn rows(kind: Kind) -> Rows {
+    let store = Store::start_to_list(kind)?;
+    let what = match kind {
+        Kind::Redis => "FLUSHALL",
+        Kind::Etcd => "keys deleted",
+        _ => "session killed",
+    };
+    let what = format!("{what} to guard lost, {}", store.name());
+    let mut rows = rows_of(what, [store.open("")?, store.open("")?], || {
+        take_away(&store)
+    })?;
+    let asker = store.open("")?;
+    rows.push(in_a_row(&store, |name| match kind {
+        Kind::Redis | Kind::Etcd => unlock(&asker, name),
+        _ => take_away(&store),
+    })?);
+    match kind {
+        // A restart forgets nothing, so there are no rows of one.
+        Kind::Etcd => rows.push(election()?),
+        _ => rows.extend(restart_rows(&store)?),
+    }
+    Ok(rows)
 }
 
 /// The rows of a server that forgets everything while the former holder can reach it, and while it cannot.
-fn restart_rows(
-    store: &str,
-    target: SocketAddr,
-    url_via: impl Fn(SocketAddr) -> String,
-    restart: impl Fn() -> io::Result<()>,
-) -> Rows {
-    let open = |addr, keys: &str| lockkeeper::open(&format!("{}?wait=60s{keys}", url_via(addr)));
-    let keepers = [open(target, "")?, open(target, "")?];
-    let what = format!("empty server answers to guard lost, {store}");
-    let mut rows = rows_of(what, keepers, &restart)?;
+fn restart_rows(store: &Store) -> Rows {
+    let keepers = [store.open("wait=60s")?, store.open("wait=60s")?];
+    let what = format!("empty server answers to guard lost, {}", store.name());
+    let mut rows = rows_of(what, keepers, || store.restart())?;
+    let target = store.addr().ok_or("no server")?;
     // The second ttl is what the former guard still has at most.
-    for (keys, budget) in [("&ttl=3s", 3_000.0), ("&ttl=3s&restart_grace=4s", 0.0)] {
+    for (ttl, budget) in [("ttl=3s", 3_000.0), ("ttl=3s&restart_grace=4s", 0.0)] {
         let proxy = Proxy::new(target)?;
-        let (former, next) = (open(proxy.addr(), keys)?, open(target, keys)?);
+        let keys = format!("wait=60s&{ttl}");
+        let open = |addr| lockkeeper::open(&store.url_via(addr, &keys));
+        let (former, next) = (open(proxy.addr())?, open(target)?);
         let (_, both) = take_over(&former, &next, || {
             proxy.refuse();
-            restart()
+            store.restart()
         })?;
-        rows.push(row(
-            format!("  two guards held, former cut off, {}", &keys[1..]),
-            both,
-            budget,
-        ));
+        let what = format!("  two guards held, former cut off, {ttl}");
+        rows.push(row(what, both, budget));
     }
-    Ok(rows)
-}
-
-pub(crate) fn redis() -> Rows {
-    let server: RedisServer = server::start()?;
-    let flush = || server.command(&["FLUSHALL"]).map(drop);
-    let what = "FLUSHALL to guard lost, redis".to_owned();
-    let mut rows = rows_of(what, two(&server.url())?, flush)?;
-    let asker = lockkeeper::open(&server.url())?;
-    rows.push(in_a_row("redis", &server.url(), unlock(&asker))?);
-    let url_via = |addr| server.url_via(addr);
-    rows.extend(restart_rows("redis", server.addr(), url_via, || {
-        server.restart()
-    })?);
-    Ok(rows)
-}
-
-pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
-    let options = MySqlOptions::new().show_locks();
-    let (store, server) = (kind.name(), mysql::start_with(kind, &options)?);
-    let kill = || {
-        let mut client = server.client()?;
-        for (_, session) in client.held()? {
-            client.execute(&format!("KILL {session}"))?;
-        }
-        Ok(())
-    };
-    let what = format!("session killed to guard lost, {store}");
-    let mut rows = rows_of(what, two(&server.url())?, kill)?;
-    rows.push(in_a_row(store, &server.url(), |_| kill())?);
-    let url_via = |addr| server.url_via(addr);
-    rows.extend(restart_rows(store, server.addr(), url_via, || {
-        server.restart()
-    })?);
-    Ok(rows)
-}
-
-pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
-    let (store, server) = (kind.name(), postgres::start(kind)?);
-    // Of the locks that sessions hold, only those of names are exclusive.
-    let kill = || {
-        server.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_locks \
-             WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted",
-        )
-    };
-    let what = format!("session killed to guard lost, {store}");
-    let mut rows = rows_of(what, two(&server.url())?, kill)?;
-    rows.push(in_a_row(store, &server.url(), |_| kill())?);
-    let url_via = |addr| server.url_via(addr);
-    rows.extend(restart_rows(store, server.addr(), url_via, || {
-        server.restart()
-    })?);
-    Ok(rows)
-}
-
-/// A restart forgets nothing, so there are no rows of one.
-pub(crate) fn on_etcd() -> Rows {
-    let server = etcd::start()?;
-    let delete = || server.delete("lockkeeper/").map(drop);
-    let what = "keys deleted to guard lost, etcd".to_owned();
-    let mut rows = rows_of(what, two(&server.url())?, delete)?;
-    let asker = lockkeeper::open(&server.url())?;
-    rows.push(in_a_row("etcd", &server.url(), unlock(&asker))?);
-    rows.push(election()?);
     Ok(rows)
 }
 
 /// The leader by which a keeper reaches its cluster is killed, three times. The floor is the time until the next leader
 /// carries out a write.
-fn election() -> Result<Row, Box<dyn Error>> {
+fn election() -> Done<Row> {
     let cluster = EtcdCluster::start(EtcdKind::Etcd3_4, &EtcdOptions::new())?;
     let (mut ours, mut floor) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..3 {
@@ -234,7 +195,7 @@ fn election() -> Result<Row, Box<dyn Error>> {
         ours += granted;
         member(leader)?.restart()?;
     }
-    let what = "leader killed to next grant, 3 members, etcd".to_owned();
+    let what = "leader killed to next grant, 3 members, etcd";
     let [ours, floor] = [ours, floor].map(|sum| sum.as_secs_f64() / 3.0);
-    Ok(times(what, ours, floor, f64::INFINITY))
+    Ok(Row::times(what, ours, floor, millis, NONE))
 }

@@ -1,21 +1,22 @@
 //! Many threads, each with a free name of its own.
 
-mod floors;
-
 use std::error::Error;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockKeeper, LockName};
+use lockkeeper_testkit::RedisCluster;
 
+use crate::raw::{Done, Raw};
+use crate::row::{NONE, Row, Rows, median};
+use crate::store::{Kind, Store, redis_kind};
 use crate::threads::together;
 use crate::wakes::beside_blocked;
-use crate::{Row, Rows, median};
-
-pub(crate) use floors::{cluster, etcd, mysql, postgres, redis, sqlite};
 
 const THREADS: usize = 64;
 const RUNS: usize = 5;
 const RUN: Duration = Duration::from_millis(400);
+/// No node of the cluster is replaced.
+const NEVER: Duration = Duration::from_secs(86_400);
 
 /// What one thread did.
 pub(crate) struct Tally {
@@ -68,7 +69,7 @@ impl Run {
     }
 }
 
-/// Has `threads` threads lock and release a name each, which begins with `prefix`, for `span`.
+/// Locks and releases a name in each of `threads` threads for `span`. The names begin with `prefix`.
 pub(crate) fn run(
     keeper: &LockKeeper,
     prefix: &str,
@@ -89,63 +90,59 @@ pub(crate) fn run(
     Ok(Run::new(&tallies, elapsed))
 }
 
-/// Returns the pairs per second of `floor` while as many threads block as the keeper has callers, and all are
-/// woken for each of the two requests of a pair.
-fn floor_with_wakes(
-    floor: &mut impl FnMut() -> Result<usize, Box<dyn Error>>,
-) -> Result<f64, Box<dyn Error>> {
-    beside_blocked(THREADS, |wake_all| {
-        let (began, mut pairs) = (Instant::now(), 0);
-        while began.elapsed() < RUN {
-            let mut round = 0;
-            while round < THREADS {
-                round += floor()?;
-            }
-            wake_all();
-            wake_all();
-            pairs += round;
+/// Returns the pairs per second of a raw connection; `between` is called twice for each round of as many pairs as there are
+/// threads, since each pair has two requests.
+fn floor(raw: &mut dyn Raw, between: &dyn Fn()) -> Done<f64> {
+    let (began, mut pairs) = (Instant::now(), 0);
+    while began.elapsed() < RUN {
+        let end = pairs + THREADS;
+        while pairs < end {
+            pairs += raw.pairs()?;
         }
-        Ok(pairs as f64 / began.elapsed().as_secs_f64())
-    })
+        between();
+        between();
+    }
+    Ok(pairs as f64 / began.elapsed().as_secs_f64())
 }
 
-/// Measures runs of the keeper and of the floor alternately. `floor` makes one round of pairs, and returns
-/// how many these are.
-fn rows(
-    store: &str,
-    keeper: &LockKeeper,
-    mut floor: impl FnMut() -> Result<usize, Box<dyn Error>>,
-) -> Rows {
+/// The rows of a store. The floor is what one raw connection can carry.
+pub(crate) fn rows(kind: Kind) -> Rows {
+    let store = Store::start(kind)?;
+    rows_of(kind.name(), &store.open("")?, &mut *store.raw()?)
+}
+
+/// The rows of a Redis Cluster. The floor is that of one server beside it.
+pub(crate) fn cluster(kind: Kind) -> Rows {
+    let server = Store::start(kind)?;
+    let cluster = RedisCluster::start(redis_kind()?, 0, NEVER)?;
+    cluster.announce_servers()?;
+    let url = cluster.server(0).url();
+    let keeper = lockkeeper::open(&url.replacen("redis:", "redis+cluster:", 1))?;
+    rows_of("cluster of 3 redis", &keeper, &mut *server.raw()?)
+}
+
+/// Measures runs of the keeper and of the floor alternately; a second floor wakes as many blocked threads as the keeper
+/// has callers.
+fn rows_of(store: &str, keeper: &LockKeeper, raw: &mut dyn Raw) -> Rows {
     run(keeper, "seat", THREADS, RUN)?;
     let (mut runs, mut floors, mut woken) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..RUNS {
-        let (began, mut pairs) = (Instant::now(), 0);
-        while began.elapsed() < RUN {
-            pairs += floor()?;
-        }
-        floors.push(pairs as f64 / began.elapsed().as_secs_f64());
-        woken.push(floor_with_wakes(&mut floor)?);
+        floors.push(floor(raw, &|| ())?);
+        woken.push(beside_blocked(THREADS, |wake_all| floor(raw, wake_all))?);
         runs.push(run(keeper, "seat", THREADS, RUN)?);
     }
-    let (typical, floor, woken) = (Run::median(&runs), median(floors), median(woken));
+    let typical = Run::median(&runs);
     let ours = typical.grants_per_second;
+    // The ratio of two rates is that of the times, the other way round.
+    let row = |what: String, floor: f64, budget| Row {
+        value: floor / ours,
+        ..Row::times(what, ours, floor, |it| format!("{it:.0}/s"), budget)
+    };
+    let threads = format!("{THREADS} threads, a name each, {store}");
+    let with_wakes = format!("  floor with {THREADS} threads woken, {store}");
     Ok(vec![
-        Row {
-            what: format!("{THREADS} threads, a name each, {store}"),
-            measured: format!("{ours:.0}/s"),
-            floor: format!("{floor:.0}/s"),
-            value: floor / ours,
-            budget: 2.0,
-            unit: "x",
-        },
-        Row {
-            what: format!("  floor with {THREADS} threads woken, {store}"),
-            measured: format!("{ours:.0}/s"),
-            floor: format!("{woken:.0}/s"),
-            value: woken / ours,
-            budget: f64::INFINITY,
-            unit: "x",
-        },
+        row(threads, median(floors), 2.0),
+        row(with_wakes, median(woken), NONE),
         Row::plain(
             format!("  longest wait, {store}"),
             typical.longest_wait.as_secs_f64() * 1e3,

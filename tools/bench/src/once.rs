@@ -9,8 +9,8 @@ use lockkeeper::{LockKeeper, LockName};
 
 use crate::memory::resident;
 use crate::process::{Process, Role};
+use crate::row::{NONE, Row, Rows};
 use crate::threads::together;
-use crate::{Row, Rows};
 
 const THREADS: usize = 64;
 const NAMES: u32 = 1_000_000;
@@ -65,7 +65,7 @@ pub(crate) fn use_in_child(keeper: &LockKeeper, line: &str) -> Result<String, Bo
     Ok(format!("{used} {seconds} {}", memory.unwrap_or_default()))
 }
 
-/// Has `child` use names, and returns how many were used, in how many seconds, and its memory.
+/// Makes `child` use names, and returns how many were used, in how many seconds, and its memory.
 fn send(child: &mut Process, names: u32) -> Result<(f64, f64, Option<f64>), Box<dyn Error>> {
     child.send(&names.to_string())?;
     let line = child.line()?;
@@ -100,7 +100,7 @@ pub(crate) fn rows(
         used / seconds,
         0,
         "/s",
-        f64::INFINITY,
+        NONE,
     )];
     for (before, after) in before.iter().zip(&after) {
         rows.push(row(before.amount, after, used));

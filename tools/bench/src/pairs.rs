@@ -3,10 +3,10 @@
 use std::error::Error;
 
 use lockkeeper::LockKeeper;
-use lockkeeper_testkit::{MySqlKind, PostgresKind, PostgresOptions};
 
+use crate::row::{Row, Rows, medians, millis};
+use crate::store::{Kind, Store};
 use crate::threads::together;
-use crate::{Row, Rows, mysql, postgres};
 
 const RUNS: usize = 5;
 const THREADS: usize = 40;
@@ -31,35 +31,18 @@ fn lock_pairs(keeper: &LockKeeper) -> Result<f64, Box<dyn Error>> {
     Ok(elapsed.as_secs_f64())
 }
 
-pub(crate) fn rows_mysql(kind: MySqlKind) -> Rows {
-    let server = mysql::start(kind)?;
-    rows_on(&server.url(), kind.name())
-}
-
-pub(crate) fn rows_postgres(kind: PostgresKind) -> Rows {
-    // The wide pool comes near the 100 connections of the default.
-    let options = PostgresOptions::new().config("max_connections", "200");
-    let server = postgres::start_with(kind, options)?;
-    rows_on(&server.url(), kind.name())
-}
-
-fn rows_on(url: &str, store: &str) -> Rows {
-    let open = |keys: &str| lockkeeper::open(&format!("{url}?wait=60s{keys}"));
-    let (keeper, wide) = (open("")?, open("&pool_size=100")?);
+pub(crate) fn rows(kind: Kind) -> Rows {
+    let store = Store::start(kind)?;
+    let (keeper, wide) = (
+        store.open("wait=60s")?,
+        store.open("wait=60s&pool_size=100")?,
+    );
     lock_pairs(&keeper)?;
     lock_pairs(&wide)?;
-    let (mut all, mut floors) = (Vec::new(), Vec::new());
-    for _ in 0..RUNS {
-        all.push(lock_pairs(&keeper)? * 1e3);
-        floors.push(lock_pairs(&wide)? * 1e3);
-    }
-    let (measured, floor) = (crate::median(all), crate::median(floors));
-    Ok(vec![Row {
-        what: format!("40 threads x 10 pairs of names, {store}"),
-        measured: format!("{measured:.0} ms"),
-        floor: format!("{floor:.0} ms"),
-        value: measured / floor,
-        budget: 2.0,
-        unit: "x",
-    }])
+    let (ours, floor) = medians(RUNS, || lock_pairs(&wide), || lock_pairs(&keeper))?;
+    let what = format!(
+        "{THREADS} threads x {PAIRS} pairs of names, {}",
+        store.name()
+    );
+    Ok(vec![Row::times(what, ours, floor, millis, 2.0)])
 }

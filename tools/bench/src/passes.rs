@@ -6,10 +6,10 @@ use std::thread;
 use std::time::Instant;
 
 use lockkeeper::{LockKeeper, LockName};
-use lockkeeper_testkit::{MySqlKind, PostgresKind};
 
+use crate::row::{Row, Rows, medians, micros};
+use crate::store::{Kind, Store};
 use crate::threads::together;
-use crate::{Row, Rows, etcd, median, mysql, postgres, server};
 
 const THREADS: usize = 100;
 const PASSES: usize = 20_000;
@@ -49,57 +49,15 @@ fn handover(keeper: &LockKeeper, name: &LockName) -> Result<f64, Box<dyn Error>>
     Ok(elapsed.as_secs_f64() / PASSES as f64)
 }
 
-pub(crate) fn micros(seconds: f64) -> String {
-    format!("{:.2} µs", seconds * 1e6)
-}
-
-fn rows(store: &str, url: &str) -> Rows {
-    let separator = if url.contains('?') { '&' } else { '?' };
-    let keeper = lockkeeper::open(&format!("{url}{separator}wait=60s"))?;
+pub(crate) fn rows(kind: Kind) -> Rows {
+    let store = Store::start(kind)?;
+    let keeper = store.open("wait=60s")?;
     let name = LockName::new("seat:42")?;
     handover(&keeper, &name)?;
-    let (mut ours, mut floors) = (Vec::new(), Vec::new());
-    for _ in 0..RUNS {
-        floors.push(token_pass());
-        ours.push(handover(&keeper, &name)?);
-    }
-    let (measured, floor) = (median(ours), median(floors));
-    Ok(vec![Row {
-        what: format!("{THREADS} threads, one name, nothing done, {store}"),
-        measured: micros(measured),
-        floor: micros(floor),
-        value: measured / floor,
-        budget: 1.5,
-        unit: "x",
-    }])
-}
-
-pub(crate) fn memory() -> Rows {
-    rows("memory", "memory:")
-}
-
-pub(crate) fn sqlite() -> Rows {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("locks.db");
-    rows("sqlite", &format!("sqlite:{}", path.display()))
-}
-
-pub(crate) fn redis() -> Rows {
-    let server = server::start()?;
-    rows("redis", &server.url())
-}
-
-pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
-    let server = mysql::start(kind)?;
-    rows(kind.name(), &server.url())
-}
-
-pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
-    let server = postgres::start(kind)?;
-    rows(kind.name(), &server.url())
-}
-
-pub(crate) fn on_etcd() -> Rows {
-    let server = etcd::start()?;
-    rows("etcd", &server.url())
+    let (ours, floor) = medians(RUNS, || Ok(token_pass()), || handover(&keeper, &name))?;
+    let what = format!(
+        "{THREADS} threads, one name, nothing done, {}",
+        store.name()
+    );
+    Ok(vec![Row::times(what, ours, floor, micros, 1.5)])
 }

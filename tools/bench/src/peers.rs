@@ -2,17 +2,16 @@
 
 mod asynchronous;
 mod blocking;
-mod page;
 
 use std::error::Error;
 use std::fs::File;
 use std::io::Write as _;
 use std::time::Duration;
 
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_compare::html::{Figures, Table, TableRow};
 
 use crate::many::{Run, Tally};
-use crate::{MARIADB, MYSQL, mysql, server};
+use crate::store::{Kind, Missing, Server, Store};
 
 /// The argument that runs this instead of the budgets.
 pub(crate) const PEERS: &str = "peers";
@@ -106,10 +105,8 @@ struct Measured {
     runs: Vec<Run>,
 }
 
-type MeasuredPeers = Result<Vec<Measured>, Box<dyn Error>>;
-
-/// A store, and what was measured on it.
-struct Store {
+/// A store with what was measured on it.
+struct MeasuredStore {
     name: &'static str,
     peers: Vec<Measured>,
 }
@@ -129,23 +126,17 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     println!("| store | locked with | {works} |");
     println!("|---|---{}|", "|---".repeat(WORKS.len()));
     let mut stores = Vec::new();
-    let all: [(_, fn() -> MeasuredPeers); 3] = [
-        ("redis", redis),
-        (MARIADB.name(), || on_mysql(MARIADB)),
-        (MYSQL.name(), || on_mysql(MYSQL)),
-    ];
-    for (name, measure) in all {
-        match measure() {
+    for kind in [Kind::Redis, Kind::MariaDb, Kind::MySql] {
+        let name = kind.name();
+        match measure(kind) {
             Ok(peers) => {
                 for Measured { name: peer, runs } in &peers {
                     let cells: Vec<_> = WORKS.iter().zip(runs).map(cell).collect();
                     println!("| {name} | {peer} | {} |", cells.join(" | "));
                 }
-                stores.push(Store { name, peers });
+                stores.push(MeasuredStore { name, peers });
             }
-            Err(error) if error.is::<server::Missing>() => {
-                println!("| {name} | not measured: {error} |");
-            }
+            Err(error) if error.is::<Missing>() => println!("| {name} | not measured: {error} |"),
             Err(error) => return Err(format!("{name}: {error}").into()),
         }
     }
@@ -154,36 +145,29 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
          Medians of {RUNS} runs, in which the peers of a store alternate."
     );
     if let Some(mut file) = page {
-        file.write_all(page::of(&stores).as_bytes())?;
+        file.write_all(figures(&stores).to_html().as_bytes())?;
     }
     Ok(())
 }
 
-fn redis() -> MeasuredPeers {
-    let server = server::start()?;
-    let url = server.url();
-    measure(&[
-        Peer::new(OURS, blocking::keeper(&url)?),
-        Peer::new("rlock", blocking::rlock(&url, None)?),
-        Peer::new(
-            "rlock, 10 ms retry",
-            blocking::rlock(&url, Some(blocking::RETRY))?,
-        ),
-        Peer::new("rslock, tasks of one thread", asynchronous::rslock(&url)?),
-        Peer::new("SET NX PX, 10 ms retry", blocking::raw_redis(&server)?),
-    ])
-}
-
-fn on_mysql(kind: MySqlKind) -> MeasuredPeers {
-    let server = mysql::start(kind)?;
-    measure(&[
-        Peer::new(OURS, blocking::keeper(&server.url())?),
-        Peer::new("GET_LOCK", blocking::raw_mysql(&server)),
-    ])
-}
-
-/// Has the peers of one store work alternately.
-fn measure(peers: &[Peer<'_>]) -> MeasuredPeers {
+/// Measures the peers of a store, which work alternately.
+fn measure(kind: Kind) -> Result<Vec<Measured>, Box<dyn Error>> {
+    let store = Store::start(kind)?;
+    let mut peers = vec![Peer::new(OURS, blocking::keeper(&store)?)];
+    match &store.server {
+        Server::Redis(server) => {
+            let url = server.url();
+            let retry = Some(blocking::RETRY);
+            peers.extend([
+                Peer::new("rlock", blocking::rlock(&url, None)?),
+                Peer::new("rlock, 10 ms retry", blocking::rlock(&url, retry)?),
+                Peer::new("rslock, tasks of one thread", asynchronous::rslock(&url)?),
+                Peer::new("SET NX PX, 10 ms retry", blocking::raw_redis(server)?),
+            ]);
+        }
+        Server::MySql(server, _) => peers.push(Peer::new("GET_LOCK", blocking::raw_mysql(server))),
+        _ => {}
+    }
     let start = |peer: &Peer<'_>| Measured {
         name: peer.name,
         runs: Vec::new(),
@@ -202,6 +186,47 @@ fn measure(peers: &[Peer<'_>]) -> MeasuredPeers {
         }
     }
     Ok(measured)
+}
+
+/// Returns the page: a section for each work, with a table for each store.
+fn figures(stores: &[MeasuredStore]) -> Figures {
+    let row = |peer: &Measured, work| {
+        let run = peer.runs.get(work);
+        let figure = |value: fn(&Run) -> f64, text: fn(&Run) -> String| {
+            (run.map(value), run.map(text).unwrap_or_default())
+        };
+        TableRow {
+            name: peer.name.to_owned(),
+            is_ours: peer.name == OURS,
+            figures: vec![
+                figure(|run| run.grants_per_second, shown_rate),
+                figure(|run| run.longest_wait.as_secs_f64(), shown_wait),
+            ],
+        }
+    };
+    let columns = [
+        "locked with",
+        "grants per second (more is better)",
+        "longest wait (less is better)",
+    ];
+    let table = |store: &MeasuredStore, work| Table {
+        caption: store.name.to_owned(),
+        columns: columns.map(str::to_owned).into(),
+        rows: store.peers.iter().map(|peer| row(peer, work)).collect(),
+    };
+    let section = |(number, work): (usize, &Work)| {
+        let tables = stores.iter().map(|store| table(store, number));
+        (work.what.to_owned(), tables.collect())
+    };
+    Figures {
+        title: "lockkeeper-bench peers".to_owned(),
+        heading: "The same work, with other ways to lock".to_owned(),
+        lede: format!(
+            "Locks and releases alone: nothing else is done but what a heading says. Each figure is the \
+             median of {RUNS} runs, in which the ways to lock on a store alternate."
+        ),
+        sections: WORKS.iter().enumerate().map(section).collect(),
+    }
 }
 
 /// Shows a run in the table.

@@ -86,12 +86,18 @@ impl Process {
         (0..count).map(|_| Self::start(role, url)).collect()
     }
 
-    /// Has the child work once.
+    /// Tells all children to work once, together, and returns the result of each.
+    pub(crate) fn work(all: &mut [Self]) -> Result<Vec<String>, Box<dyn Error>> {
+        all.iter_mut().try_for_each(Self::go)?;
+        all.iter_mut().map(Self::line).collect()
+    }
+
+    /// Tells the child to work once.
     pub(crate) fn go(&mut self) -> Result<(), Box<dyn Error>> {
         self.send("go")
     }
 
-    /// Has the child work once, by what the line says.
+    /// Tells the child to work once, by what the line says.
     pub(crate) fn send(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
         writeln!(self.child.stdin.as_mut().ok_or("no input")?, "{line}")?;
         Ok(())

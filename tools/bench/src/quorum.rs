@@ -1,12 +1,13 @@
 //! A quorum of three servers beside one of them: what the majority costs, which has no budget.
 
-use std::error::Error;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockKeeper, LockName};
 
 use crate::free::{alternately, pair, row};
-use crate::{Row, Rows, median, server};
+use crate::raw::Done;
+use crate::row::{NONE, Row, Rows, median};
+use crate::store::{Kind, Store};
 
 /// The pairs of which the releases are timed, and the commands counted.
 const PAIRS: u32 = 5_000;
@@ -17,36 +18,45 @@ struct Cost {
     commands: f64,
 }
 
-pub(crate) fn rows() -> Rows {
-    let servers = [server::start()?, server::start()?, server::start()?];
-    let members = servers.iter().map(|it| format!("member={}", it.url()));
-    let members: Vec<_> = members.collect();
+pub(crate) fn rows(kind: Kind) -> Rows {
+    let servers = [
+        Store::start(kind)?,
+        Store::start(kind)?,
+        Store::start(kind)?,
+    ];
+    let members = servers.iter().map(|it| format!("member={}&", it.url("")));
     let [first, ..] = &servers;
-    let one = lockkeeper::open(&first.url())?;
-    let url = format!("quorum:?{}&ttl=2s&wait=30s", members.join("&"));
+    let one = first.open("")?;
+    let url = format!("quorum:?{}ttl=2s&wait=30s", members.collect::<String>());
     let quorum = lockkeeper::open(&url)?;
     let name = LockName::new("seat:42")?;
-    let times = alternately(100, || pair(&one, &name), || pair(&quorum, &name))?;
+    let pairs = alternately(kind.pairs(), || pair(&one, &name), || pair(&quorum, &name))?;
     let [low, high] = [measure(&one, &name)?, measure(&quorum, &name)?];
-    let releases = (low.release, high.release, high.release / low.release);
-    let no_budget = f64::INFINITY;
+    let micros = |seconds: f64| format!("{:.1} µs", seconds * 1e6);
+    let commands = Row::plain(
+        "  commands of a pair, quorum of 3 redis",
+        high.commands,
+        2,
+        "",
+        NONE,
+    );
     Ok(vec![
-        row("acquire + release, quorum of 3 redis", times, no_budget),
-        row("  release, quorum of 3 redis", releases, no_budget),
+        row("acquire + release, quorum of 3 redis", pairs, NONE),
+        Row::times(
+            "  release, quorum of 3 redis",
+            high.release,
+            low.release,
+            micros,
+            NONE,
+        ),
         Row {
             floor: format!("{:.2}", low.commands),
-            ..Row::plain(
-                "  commands of a pair, quorum of 3 redis".to_owned(),
-                high.commands,
-                2,
-                "",
-                no_budget,
-            )
+            ..commands
         },
     ])
 }
 
-fn measure(keeper: &LockKeeper, name: &LockName) -> Result<Cost, Box<dyn Error>> {
+fn measure(keeper: &LockKeeper, name: &LockName) -> Done<Cost> {
     let sent = || keeper.usage().map(|usage| usage.commands);
     let (before, mut releases) = (sent(), Vec::new());
     for _ in 0..PAIRS {

@@ -3,15 +3,17 @@
 
 use std::error::Error;
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use lockkeeper::LockKeeper;
-use lockkeeper_testkit::{MySqlKind, MySqlOptions, PostgresKind, PostgresOptions};
 
+use crate::many;
+use crate::memory::resident;
 use crate::once::{self, Left, Unit};
 use crate::process::{Process, Role};
-use crate::{Row, Rows, etcd, many, median, memory::resident, mysql, postgres, server};
+use crate::raw::Done;
+use crate::row::{Row, Rows, median};
+use crate::store::{Kind, Server, Store, memory_of_redis};
 
 const THREADS: [usize; 4] = [1, 8, 64, 256];
 const PROCESSES: [usize; 3] = [1, 4, 16];
@@ -40,149 +42,91 @@ fn growth<const N: usize>(
 
 fn threads(keeper: &LockKeeper, store: &str) -> Rows {
     many::run(keeper, "seat", 64, RUN)?;
-    growth(
-        THREADS,
-        &format!("threads, a name each, {store}"),
-        |threads| Ok(many::run(keeper, "seat", threads, RUN)?.grants_per_second),
-    )
+    let what = format!("threads, a name each, {store}");
+    growth(THREADS, &what, |threads| {
+        Ok(many::run(keeper, "seat", threads, RUN)?.grants_per_second)
+    })
 }
 
 fn processes(url: &str, store: &str) -> Rows {
     let what = format!("processes x {THREADS_OF_PROCESS} threads, a name each, {store}");
     growth(PROCESSES, &what, |count| {
         let mut all = Process::start_all(count, Role::Names, url)?;
-        for process in &mut all {
-            process.go()?;
-        }
         let mut together = 0.0;
-        for process in &mut all {
-            together += process.line()?.parse::<f64>()?;
+        for rate in Process::work(&mut all)? {
+            together += rate.parse::<f64>()?;
         }
         Ok(together)
     })
 }
 
-/// Has the threads of one of several processes lock names of their own, and returns the grants a second.
+/// Locks names of their own in the threads of one of several processes, and returns the grants a second.
 pub(crate) fn lock_in_child(keeper: &LockKeeper) -> Result<String, Box<dyn Error>> {
     let prefix = format!("seat:{}", std::process::id());
     let run = many::run(keeper, &prefix, THREADS_OF_PROCESS, RUN)?;
     Ok(run.grants_per_second.to_string())
 }
 
-pub(crate) fn memory() -> Rows {
-    let keeper = lockkeeper::open("memory:")?;
-    let mut rows = threads(&keeper, "memory")?;
-    rows.extend(once::rows("memory:", "memory", &|| Ok(Vec::new()))?);
-    Ok(rows)
-}
-
-pub(crate) fn sqlite() -> Rows {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("locks.db");
-    let url = format!("sqlite:{}?wait=60s", path.display());
-    let keeper = lockkeeper::open(&url)?;
-    let mut rows = threads(&keeper, "sqlite")?;
-    rows.extend(processes(&url, "sqlite")?);
-    let log = folder.path().join("locks.db-wal");
-    let size = |what, path: &Path| -> Result<Left, Box<dyn Error>> {
-        Ok(Left {
-            what,
-            amount: fs::metadata(path)?.len() as f64,
-            unit: Unit::Bytes,
-        })
+pub(crate) fn rows(kind: Kind) -> Rows {
+    let store = Store::start_to_list(kind)?;
+    let mut rows = threads(&store.open("wait=60s")?, kind.name())?;
+    if kind != Kind::Memory {
+        rows.extend(processes(&store.url("wait=60s"), kind.name())?);
+    }
+    let url = match kind {
+        // Few connections, so that the warm-up fills the read buffers of all.
+        Kind::MariaDb | Kind::MySql => store.url("wait=60s&pool_size=2"),
+        _ => store.url("wait=60s"),
     };
-    rows.extend(once::rows(&url, "sqlite", &|| {
-        Ok(vec![size("file", &path)?, size("log (-wal)", &log)?])
-    })?);
+    rows.extend(once::rows(&url, kind.name(), &|| left(&store))?);
     Ok(rows)
 }
 
-pub(crate) fn redis() -> Rows {
-    let server = server::start()?;
-    let url = format!("{}?wait=60s", server.url());
-    let keeper = lockkeeper::open(&url)?;
-    let mut rows = threads(&keeper, "redis")?;
-    rows.extend(processes(&url, "redis")?);
-    rows.extend(once::rows(&url, "redis", &|| {
-        let keys: u64 = redis::cmd("DBSIZE").query(&mut server::raw(&server)?)?;
-        Ok(vec![
-            Left {
-                what: "used_memory of the server",
-                amount: server::used_memory(&server)?,
-                unit: Unit::Bytes,
-            },
-            Left {
-                what: "keys",
-                amount: keys as f64,
-                unit: Unit::Entries,
-            },
-        ])
-    })?);
-    Ok(rows)
-}
-
-pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
-    // Each process has a pool of its own.
-    let options = MySqlOptions::new()
-        .show_locks()
-        .config("max-connections", "400");
-    let server = mysql::start_with(kind, &options)?;
-    let (url, store) = (format!("{}?wait=60s", server.url()), kind.name());
-    let keeper = lockkeeper::open(&url)?;
-    let mut rows = threads(&keeper, store)?;
-    rows.extend(processes(&url, store)?);
-    // Few connections, so that the warm-up fills the read buffers of all.
-    let once = format!("{url}&pool_size=2");
-    rows.extend(once::rows(&once, store, &|| {
-        let mut left = vec![Left {
-            what: "named locks in the server",
-            amount: server.held()?.len() as f64,
-            unit: Unit::Entries,
-        }];
-        left.extend(resident(server.pid()).map(|amount| Left {
-            what: "memory of the server (RSS)",
-            amount,
-            unit: Unit::Bytes,
-        }));
-        Ok(left)
-    })?);
-    Ok(rows)
-}
-
-pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
-    // Each process has a pool of its own.
-    let options = PostgresOptions::new().config("max_connections", "400");
-    let server = postgres::start_with(kind, options)?;
-    let (url, store) = (format!("{}?wait=60s", server.url()), kind.name());
-    let keeper = lockkeeper::open(&url)?;
-    let mut rows = threads(&keeper, store)?;
-    rows.extend(processes(&url, store)?);
-    // A session has shared locks as long as it lives; they tell it from other sessions.
-    let count =
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'";
-    rows.extend(once::rows(&url, store, &|| {
-        Ok(vec![Left {
-            what: "advisory locks in the server",
-            amount: server.value(count)?.parse()?,
-            unit: Unit::Entries,
-        }])
-    })?);
-    Ok(rows)
-}
-
-pub(crate) fn on_etcd() -> Rows {
-    let server = etcd::start()?;
-    let url = format!("{}?wait=60s", server.url());
-    let keeper = lockkeeper::open(&url)?;
-    let mut rows = threads(&keeper, "etcd")?;
-    rows.extend(processes(&url, "etcd")?);
-    // Revisions of keys stay until the operator's compaction, as those of every etcd client do.
-    rows.extend(once::rows(&url, "etcd", &|| {
-        Ok(vec![Left {
-            what: "keys",
-            amount: server.keys("lockkeeper/")?.len() as f64,
-            unit: Unit::Entries,
-        }])
-    })?);
-    Ok(rows)
+/// Returns what the store has now.
+fn left(store: &Store) -> Done<Vec<Left>> {
+    let bytes = |what, amount| Left {
+        what,
+        amount,
+        unit: Unit::Bytes,
+    };
+    let entries = |what, count: i64| Left {
+        what,
+        amount: count as f64,
+        unit: Unit::Entries,
+    };
+    Ok(match &store.server {
+        Server::Memory => Vec::new(),
+        Server::Sqlite(folder, _) => {
+            let size =
+                |file| Ok::<_, std::io::Error>(fs::metadata(folder.path().join(file))?.len());
+            vec![
+                bytes("file", size("locks.db")? as f64),
+                bytes("log (-wal)", size("locks.db-wal")? as f64),
+            ]
+        }
+        Server::Redis(server) => vec![
+            bytes("used_memory of the server", memory_of_redis(server)?),
+            entries(
+                "keys",
+                server.command(&["DBSIZE"])?.int().ok_or("no number")?,
+            ),
+        ],
+        Server::MySql(server, _) => {
+            let mut left = vec![entries(
+                "named locks in the server",
+                server.held()?.len() as i64,
+            )];
+            let memory = resident(server.pid());
+            left.extend(memory.map(|amount| bytes("memory of the server (RSS)", amount)));
+            left
+        }
+        Server::Postgres(server) => {
+            // A session has shared locks as long as it lives; they tell it from other sessions.
+            let count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'";
+            let held = server.value(count)?.parse()?;
+            vec![entries("advisory locks in the server", held)]
+        }
+        // Revisions of keys stay until the operator's compaction, as those of every etcd client do.
+        Server::Etcd(server) => vec![entries("keys", server.keys("lockkeeper/")?.len() as i64)],
+    })
 }

@@ -4,10 +4,10 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::{AcquireOptions, CancelToken};
-use lockkeeper_testkit::{MySqlKind, PostgresKind};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::{Row, Rows, etcd, mysql, postgres, server};
+use crate::row::{Row, Rows};
+use crate::store::{Kind, Store};
 
 /// Returns the processor time of this process so far, in milliseconds.
 fn cpu() -> f64 {
@@ -15,41 +15,16 @@ fn cpu() -> f64 {
     time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
 }
 
-pub(crate) fn rows() -> Rows {
-    let folder = tempfile::tempdir()?;
-    let sqlite = format!("sqlite:{}", folder.path().join("locks.db").display());
-    let mut rows = rows_on("memory:bench", "memory", 1.0)?;
-    rows.extend(rows_on(&sqlite, "sqlite", 1.0)?);
-    Ok(rows)
-}
-
-pub(crate) fn rows_redis() -> Rows {
-    let server = server::start()?;
-    // One connection for commands, and one for notifications.
-    rows_on(&server.url(), "redis", 2.0)
-}
-
-pub(crate) fn rows_mysql(kind: MySqlKind) -> Rows {
-    let server = mysql::start(kind)?;
-    rows_on(&server.url(), kind.name(), 1.0)
-}
-
-pub(crate) fn rows_postgres(kind: PostgresKind) -> Rows {
-    let server = postgres::start(kind)?;
-    rows_on(&server.url(), kind.name(), 1.0)
-}
-
-pub(crate) fn rows_etcd() -> Rows {
-    let server = etcd::start()?;
-    // One connection for requests, and one that watches.
-    rows_on(&server.url(), "etcd", 2.0)
-}
-
-fn rows_on(url: &str, store: &str, connections: f64) -> Rows {
+pub(crate) fn rows(kind: Kind) -> Rows {
+    let connections = match kind {
+        // One for requests, and one for notifications.
+        Kind::Redis | Kind::Etcd => 2.0,
+        _ => 1.0,
+    };
+    let (store, name) = (Store::start(kind)?, kind.name());
     let mut rows = Vec::new();
     // Another keeper holds the lock, so that the head of the queue waits in the store.
-    let holder = lockkeeper::open(url)?;
-    let keeper = lockkeeper::open(url)?;
+    let (holder, keeper) = (store.open("")?, store.open("")?);
     let guard = holder.lock("seat:42")?;
     let cancel = CancelToken::new();
     let waiters: Vec<_> = (0..100)
@@ -65,10 +40,10 @@ fn rows_on(url: &str, store: &str, connections: f64) -> Rows {
     let before = cpu();
     thread::sleep(Duration::from_secs(10));
     let spent = cpu() - before;
-    let what = format!("CPU of 100 waiting threads in 10 s, {store}");
+    let what = format!("CPU of 100 waiting threads in 10 s, {name}");
     rows.push(Row::plain(what, spent, 1, " ms", 20.0));
     if let Some(usage) = keeper.usage() {
-        let what = format!("  connections of 100 waiting threads, {store}");
+        let what = format!("  connections of 100 waiting threads, {name}");
         let value = f64::from(usage.connections);
         rows.push(Row::plain(what, value, 0, "", connections));
     }

@@ -94,34 +94,16 @@ pub(crate) enum StoreChoice {
 }
 
 impl StoreChoice {
-    const EACH: [Self; 10] = [
-        Self::Memory,
-        Self::Sqlite,
-        Self::Redis,
-        Self::Sentinel,
-        Self::Cluster,
-        Self::Quorum,
-        Self::MariaDb,
-        Self::MySql,
-        Self::Postgres,
-        Self::Etcd,
-    ];
+    /// Returns all stores.
+    fn each() -> Vec<Self> {
+        let all = Self::value_variants().iter().copied();
+        all.filter(|store| *store != Self::All).collect()
+    }
 
     /// Returns the word that `--store` takes.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Sqlite => "sqlite",
-            Self::Redis => "redis",
-            Self::Sentinel => "sentinel",
-            Self::Cluster => "cluster",
-            Self::Quorum => "quorum",
-            Self::MariaDb => "mariadb",
-            Self::MySql => "mysql",
-            Self::Postgres => "postgres",
-            Self::Etcd => "etcd",
-            Self::All => "all",
-        }
+    pub(crate) fn name(self) -> String {
+        let word = self.to_possible_value();
+        word.map_or_else(String::new, |word| word.get_name().to_owned())
     }
 }
 
@@ -129,7 +111,7 @@ impl Args {
     /// Returns the stores to run on, and whether one that is not installed is left out.
     pub(crate) fn stores(&self) -> (Vec<StoreChoice>, bool) {
         if self.store.contains(&StoreChoice::All) {
-            (StoreChoice::EACH.to_vec(), true)
+            (StoreChoice::each(), true)
         } else {
             (self.store.clone(), false)
         }
@@ -206,7 +188,7 @@ mod tests {
 
     #[test]
     fn missing_servers_are_left_out_only_with_all() {
-        assert_eq!(parse("").stores(), (StoreChoice::EACH.to_vec(), true));
+        assert_eq!(parse("").stores(), (StoreChoice::each(), true));
         let one = parse("--store redis --store mysql").stores();
         assert_eq!(one, (vec![StoreChoice::Redis, StoreChoice::MySql], false));
     }

@@ -246,21 +246,17 @@ mod tests {
 
     const TTL: u64 = 1000;
 
-    /// A grant that was requested at `granted` - 5.
+    /// Returns a grant that was requested at `granted` - 5.
     fn grant(token: u64, granted: u64, held: Option<u64>) -> Grant {
         Grant {
             process: format!("{token}"),
-            thread: 1,
             keeper: 1,
             name: 3,
-            is_shared: false,
-            slot: 0,
             token,
             asked: granted - 5,
             granted,
             held,
-            lost: None,
-            is_revived: false,
+            ..Grant::default()
         }
     }
 
@@ -285,20 +281,43 @@ mod tests {
         found.violations.iter().map(|it| it.rule).collect()
     }
 
+    /// Checks grants of (token, time of the grant, last time held).
+    fn rules_of(grants: &[(u64, u64, Option<u64>)]) -> Vec<Rule> {
+        let grants = grants.iter();
+        let grants: Vec<_> = grants.map(|&(token, at, held)| grant(token, at, held));
+        rules(&check(&grants, &[]))
+    }
+
     #[test]
-    fn grants_one_after_the_other_break_no_rule() {
-        let grants = [
-            grant(128, 100, Some(110)),
-            grant(129, 111, Some(120)),
-            grant(256, 119, None),
-            grant(384, 130, Some(130)),
+    fn grants_of_a_lock_are_apart_and_in_the_order_of_their_tokens() {
+        let one = (128, 100, Some(110));
+        let apart = [
+            one,
+            (129, 111, Some(120)),
+            (256, 119, None),
+            (384, 130, Some(130)),
         ];
-        assert_eq!(check(&grants, &[]), Found::default());
+        assert_eq!(rules_of(&apart), []);
+        let touching = [(128, 100, Some(150)), (256, 150, Some(160))];
+        assert_eq!(rules_of(&touching), [Rule::Overlap]);
+        assert_eq!(rules_of(&[one, (128, 200, None)]), [Rule::RepeatedToken]);
+        let larger = (256, 100, Some(110));
+        assert_eq!(
+            rules_of(&[larger, (128, 200, Some(210))]),
+            [Rule::TokenOrder]
+        );
+        assert_eq!(
+            rules_of(&[larger, (128, 200, None)]),
+            [Rule::TokenOrder],
+            "never held"
+        );
+        // Requested before the other was granted, it may have been granted first.
+        assert_eq!(rules_of(&[larger, (128, 103, None)]), []);
     }
 
     #[test]
     fn overlap_is_found_with_both_grants() {
-        let grants = [
+        let mut grants = [
             grant(128, 100, Some(200)),
             grant(256, 150, Some(160)),
             grant(384, 170, Some(180)),
@@ -309,19 +328,8 @@ mod tests {
         let first = &found.violations[0].evidence;
         let pair = Box::new((grants[0].clone(), grants[1].clone()));
         assert_eq!(*first, Evidence::Grants(pair));
-    }
-
-    #[test]
-    fn grants_that_touch_overlap() {
-        let grants = [grant(128, 100, Some(150)), grant(256, 150, Some(160))];
-        assert_eq!(rules(&check(&grants, &[])), [Rule::Overlap]);
-    }
-
-    #[test]
-    fn another_name_does_not_overlap() {
-        let mut grants = [grant(128, 100, Some(200)), grant(256, 150, Some(160))];
-        grants[1].name = 4;
-        assert_eq!(check(&grants, &[]), Found::default());
+        grants[0].name = 4;
+        assert_eq!(check(&grants, &[]), Found::default(), "of another name");
     }
 
     #[test]
@@ -372,12 +380,6 @@ mod tests {
     }
 
     #[test]
-    fn repeated_token_is_found() {
-        let grants = [grant(128, 100, Some(110)), grant(128, 200, None)];
-        assert_eq!(rules(&check(&grants, &[])), [Rule::RepeatedToken]);
-    }
-
-    #[test]
     fn token_of_an_earlier_round_is_found() {
         let mut checker = Checker::new(TTL);
         for (token, broken) in [(256, 0), (384, 0), (384, 1), (128, 1), (385, 0)] {
@@ -388,21 +390,6 @@ mod tests {
             let found = checker.check(&history, &Noted::default());
             assert_eq!(found.violations.len(), broken, "{token}");
         }
-    }
-
-    #[test]
-    fn smaller_token_of_a_later_grant_is_found() {
-        let grants = [grant(256, 100, Some(110)), grant(128, 200, Some(210))];
-        assert_eq!(rules(&check(&grants, &[])), [Rule::TokenOrder]);
-    }
-
-    #[test]
-    fn smaller_token_of_a_later_guard_that_was_never_held_is_found() {
-        let grants = [grant(256, 100, Some(110)), grant(128, 200, None)];
-        assert_eq!(rules(&check(&grants, &[])), [Rule::TokenOrder]);
-        // Requested before the other was granted, it may have been granted first.
-        let grants = [grant(256, 100, Some(110)), grant(128, 103, None)];
-        assert_eq!(check(&grants, &[]), Found::default());
     }
 
     #[test]
@@ -443,23 +430,21 @@ mod tests {
     }
 
     #[test]
-    fn overlap_of_leases_that_the_store_remembers_is_not_excused() {
-        // Both were granted after the store forgot, or both before.
-        for at in [90, 500] {
-            let forgot = [forgot_at(at, at + 1)];
-            let grants = [grant(128, 100, Some(200)), grant(256, 150, Some(160))];
-            assert_eq!(rules(&check(&grants, &forgot)), [Rule::Overlap], "{at}");
-        }
-    }
-
-    #[test]
-    fn overlap_is_excused_only_for_keepers_whose_leases_were_forgotten() {
+    fn overlap_is_excused_only_for_leases_that_were_forgotten() {
         let grants = [grant(128, 100, Some(200)), grant(256, 150, Some(160))];
-        for (keeper, expected) in [(1, vec![]), (0, vec![Rule::Overlap])] {
-            let mut forgot = forgot_at(140, 145);
-            forgot.keeper = Some(keeper);
-            assert_eq!(rules(&check(&grants, &[forgot])), expected, "{keeper}");
+        // Both were granted after the store forgot, or both before, or it forgot those of another keeper.
+        for (at, keeper) in [(90, None), (500, None), (140, Some(0))] {
+            let forgot = Forgot {
+                keeper,
+                ..forgot_at(at, at + 1)
+            };
+            assert_eq!(rules(&check(&grants, &[forgot])), [Rule::Overlap], "{at}");
         }
+        let forgot = Forgot {
+            keeper: Some(1),
+            ..forgot_at(140, 145)
+        };
+        assert_eq!(rules(&check(&grants, &[forgot])), []);
     }
 
     #[test]
@@ -483,14 +468,8 @@ mod tests {
     #[test]
     fn hang_revival_and_texts_are_violations() {
         let call = |overrun| Call {
-            what: crate::history::What::Acquire,
-            process: String::new(),
-            thread: 0,
-            name: 0,
-            began: 0,
-            limit: 0,
             overrun,
-            returned: String::new(),
+            ..Call::default()
         };
         let mut revived = grant(128, 100, Some(110));
         revived.is_revived = true;

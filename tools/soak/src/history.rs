@@ -20,7 +20,7 @@ pub(crate) struct ProcessLog {
 }
 
 /// One grant, as its guard reported it. All times are nanoseconds of CLOCK_BOOTTIME.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) process: String,
     pub(crate) thread: u32,
@@ -63,7 +63,7 @@ impl Grant {
 }
 
 /// A call that took its time.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) what: What,
     pub(crate) process: String,
@@ -81,8 +81,9 @@ pub(crate) struct Call {
 }
 
 /// What a [`Call`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum What {
+    #[default]
     Acquire,
     Drop,
     Release,
@@ -105,16 +106,11 @@ pub(crate) struct History {
 /// Where a thread is between its records.
 #[derive(Default)]
 struct Progress {
-    asked: Option<Asked>,
-    grant: Option<Grant>,
-}
-
-/// A request that has no answer so far.
-struct Asked {
-    at: u64,
-    name: u32,
-    wait: u64,
+    /// The call that has no answer so far.
+    asked: Option<Call>,
+    /// Whether that is for a shared lock.
     is_shared: bool,
+    grant: Option<Grant>,
 }
 
 impl History {
@@ -129,10 +125,9 @@ impl History {
             self.follow(log, record, progress)
                 .ok_or_else(|| format!("process {}: {record:?} cannot come here", log.process))?;
         }
-        for (thread, progress) in threads {
+        for progress in threads.into_values() {
             if let Some(asked) = progress.asked {
-                let call = (What::Acquire, thread, asked.name, asked.at, asked.wait);
-                self.call(log, call, log.ended, "nothing");
+                self.returned(log, asked, log.ended, "nothing");
             }
             self.grants.extend(progress.grant);
         }
@@ -141,6 +136,15 @@ impl History {
 
     fn follow(&mut self, log: &ProcessLog, record: &Record, progress: &mut Progress) -> Option<()> {
         let (at, thread) = (record.at, record.thread);
+        let call = |what, name, began, limit| Call {
+            what,
+            process: log.process.clone(),
+            thread,
+            name,
+            began,
+            limit,
+            ..Call::default()
+        };
         match &record.event {
             Event::Asked {
                 name,
@@ -148,31 +152,24 @@ impl History {
                 is_shared,
             } => {
                 self.grants.extend(progress.grant.take());
-                progress.asked = Some(Asked {
-                    at,
-                    name: *name,
-                    wait: *wait,
-                    is_shared: *is_shared,
-                });
+                progress.asked = Some(call(What::Acquire, *name, at, *wait));
+                progress.is_shared = *is_shared;
             }
             Event::Granted { token, slot } => {
                 let asked = progress.asked.take()?;
-                let call = (What::Acquire, thread, asked.name, asked.at, asked.wait);
-                self.call(log, call, at, "granted");
                 progress.grant = Some(Grant {
                     process: log.process.clone(),
                     thread,
                     keeper: thread % log.keepers.max(1),
                     name: asked.name,
-                    is_shared: asked.is_shared,
+                    is_shared: progress.is_shared,
                     slot: *slot,
                     token: *token,
-                    asked: asked.at,
+                    asked: asked.began,
                     granted: at,
-                    held: None,
-                    lost: None,
-                    is_revived: false,
+                    ..Grant::default()
                 });
+                self.returned(log, asked, at, "granted");
             }
             Event::NotGranted { why } => {
                 let asked = progress.asked.take()?;
@@ -180,8 +177,7 @@ impl History {
                     Refusal::Busy => "busy".to_owned(),
                     Refusal::Error(kind) => self.error(log, thread, "acquire", kind),
                 };
-                let call = (What::Acquire, thread, asked.name, asked.at, asked.wait);
-                self.call(log, call, at, &why);
+                self.returned(log, asked, at, &why);
                 *self.refusals.entry(why).or_default() += 1;
             }
             Event::Held => {
@@ -204,8 +200,8 @@ impl History {
                     Ending::AlreadyLost => (What::Release, Some("already lost")),
                     Ending::Unknown => (What::Release, Some("unknown")),
                 };
-                let call = (what, thread, grant.name, *began, 0);
-                self.call(log, call, at, found.unwrap_or("dropped"));
+                let call = call(what, grant.name, *began, 0);
+                self.returned(log, call, at, found.unwrap_or("dropped"));
                 if let Some(found) = found {
                     *self.released.entry(found).or_default() += 1;
                 }
@@ -234,32 +230,18 @@ impl History {
         kind.name.clone()
     }
 
-    fn call(
-        &mut self,
-        log: &ProcessLog,
-        call: (What, u32, u32, u64, u64),
-        returned_at: u64,
-        returned: &str,
-    ) {
-        let (what, thread, name, began, limit) = call;
-        let due = began.saturating_add(limit);
+    /// Adds a call with the time at which it returned, and what.
+    fn returned(&mut self, log: &ProcessLog, call: Call, at: u64, returned: &str) {
+        let due = call.began.saturating_add(call.limit);
         // The time after `due` in which the process could not return.
         let stopped = log.stops.iter().map(|(from, to)| {
-            let (from, to) = ((*from).max(due), (*to).min(returned_at));
+            let (from, to) = ((*from).max(due), (*to).min(at));
             to.saturating_sub(from)
         });
-        let overrun = returned_at
-            .saturating_sub(due)
-            .saturating_sub(stopped.sum());
         self.calls.push(Call {
-            what,
-            process: log.process.clone(),
-            thread,
-            name,
-            began,
-            limit,
-            overrun,
+            overrun: at.saturating_sub(due).saturating_sub(stopped.sum()),
             returned: returned.to_owned(),
+            ..call
         });
     }
 }

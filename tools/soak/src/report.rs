@@ -331,7 +331,6 @@ mod tests {
         Grant {
             process: format!("{token} (pid 1)"),
             thread: 2,
-            keeper: 0,
             name: 7,
             is_shared: true,
             slot: 2,
@@ -339,8 +338,7 @@ mod tests {
             asked,
             granted: asked + 1_000_000,
             held: Some(asked + 2_000_000),
-            lost: None,
-            is_revived: false,
+            ..Grant::default()
         }
     }
 
@@ -380,14 +378,13 @@ mod tests {
     #[test]
     fn tally_adds_rounds_and_keeps_the_longest_call() {
         let call = |overrun, limit| Call {
-            what: What::Acquire,
             process: "1".to_owned(),
             thread: 2,
             name: 3,
-            began: 0,
             limit,
             overrun,
             returned: "busy".to_owned(),
+            ..Call::default()
         };
         let mut tally = Tally::default();
         assert!(tally.is_broken(), "a campaign without grants shows nothing");

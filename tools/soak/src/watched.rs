@@ -47,18 +47,9 @@ mod tests {
     #[test]
     fn gap_counts_the_grants_of_watched_names_and_the_ends_of_the_time() {
         let grant = |name, granted| Grant {
-            process: String::new(),
-            thread: 0,
-            keeper: 0,
             name,
-            is_shared: false,
-            slot: 0,
-            token: granted,
-            asked: granted,
             granted,
-            held: None,
-            lost: None,
-            is_revived: false,
+            ..Grant::default()
         };
         let grants = [grant(1, 5), grant(2, 130), grant(1, 180), grant(1, 240)];
         let gap = |names: Option<&[u32]>| {

@@ -16,7 +16,7 @@ const HEIGHT: f64 = 40.0;
 
 /// Draws a bar in proportion to `most`, the longest one of its table, below its value as text. `what` names
 /// the column in the picture's own text. Without a value there is no picture.
-pub fn bar(value: Option<f64>, most: f64, text: &str, what: &str) -> Markup {
+pub(super) fn bar(value: Option<f64>, most: f64, text: &str, what: &str) -> Markup {
     let share = value.filter(|_| most > 0.0).map(|value| value / most);
     html! {
         span.value { (text) }

@@ -2,10 +2,11 @@
 //! every picture has a text that says the same, and a table around it.
 
 mod chart;
+mod figures;
 mod scenarios;
 mod verdicts;
 
-pub use chart::bar;
+pub use figures::{Figures, Table, TableRow};
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -21,9 +22,8 @@ impl Report {
     }
 }
 
-/// Wraps the content of a page, which may be another program's, in the style of the report. A table with
-/// bars has the class `rows`, and a row of this library the class `ours`.
-pub fn page(title: &str, content: &Markup) -> Markup {
+/// Wraps the content of a page in the style of the report.
+fn page(title: &str, content: &Markup) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {

@@ -2,7 +2,8 @@
 
 use maud::{Markup, html};
 
-use super::chart::{axis, bar, distribution, time};
+use super::chart::{axis, distribution, time};
+use super::figures::{Table, TableRow};
 use super::verdicts::verdict;
 use crate::report::row::{Report, Row};
 use crate::report::summary;
@@ -60,58 +61,40 @@ fn right(scenario: Scenario) -> &'static str {
     }
 }
 
-/// A column with a bar for each row.
-struct Measure {
-    name: &'static str,
-    of: fn(&Row) -> Option<f64>,
-    text: fn(f64) -> String,
-}
-
-const MEASURES: [Measure; 3] = [
-    Measure {
-        name: "elapsed",
-        of: |row| Some(row.elapsed_ms),
-        text: time,
-    },
-    Measure {
-        name: "commands per grant",
-        of: |row| row.commands_per_grant,
-        text: number,
-    },
-    Measure {
-        name: "connections",
-        of: |row| row.connections.map(f64::from),
-        text: |connections| connections.to_string(),
-    },
-];
-
 /// Returns the table of one store.
 fn table(rows: &[Row]) -> Markup {
-    html! {
-        table.rows {
-            @if let Some(row) = rows.first() { caption { (row.store) } }
-            thead {
-                tr {
-                    th scope="col" { "strategy" }
-                    @for measure in MEASURES { th scope="col" { (measure.name) } }
-                    th scope="col" { "waits" (axis()) }
-                }
-            }
-            tbody {
-                @for row in rows {
-                    tr.ours[row.strategy == Strategy::Lockkeeper] {
-                        th scope="row" { (row.strategy) (outcome(row)) }
-                        @for Measure { name, of, text } in MEASURES {
-                            @let most = rows.iter().filter_map(of).fold(0.0, f64::max);
-                            @let shown = of(row).map_or_else(|| "–".to_owned(), text);
-                            td data-label=(name) { (bar(of(row), most, &shown, name)) }
-                        }
-                        td.waits data-label="waits" { (distribution(row)) }
-                    }
-                }
-            }
-        }
-    }
+    let shown = |value: Option<f64>, text: fn(f64) -> String| {
+        (value, value.map_or_else(|| "–".to_owned(), text))
+    };
+    let table = Table {
+        caption: rows
+            .first()
+            .map(|row| row.store.clone())
+            .unwrap_or_default(),
+        columns: ["strategy", "elapsed", "commands per grant", "connections"]
+            .map(str::to_owned)
+            .into(),
+        rows: rows
+            .iter()
+            .map(|row| TableRow {
+                name: row.strategy.to_string(),
+                is_ours: row.strategy == Strategy::Lockkeeper,
+                figures: vec![
+                    shown(Some(row.elapsed_ms), time),
+                    shown(row.commands_per_grant, number),
+                    shown(row.connections.map(f64::from), |count| count.to_string()),
+                ],
+            })
+            .collect(),
+    };
+    let heading = html! { th scope="col" { "waits" (axis()) } };
+    table.draw(&heading, |number| {
+        let row = rows.get(number);
+        let waits = html! {
+            td.waits data-label="waits" { @if let Some(row) = row { (distribution(row)) } }
+        };
+        (html! { @if let Some(row) = row { (outcome(row)) } }, waits)
+    })
 }
 
 fn number(value: f64) -> String {

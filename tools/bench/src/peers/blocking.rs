@@ -11,8 +11,9 @@ use rlock::AcquireOptions;
 use rlock::sync_lock::RLock;
 
 use super::{Ran, Run, Tally, Work};
+use crate::raw::redis::{free, load_release, take};
+use crate::store::{Store, connect_mysql, connect_redis};
 use crate::threads::{Failed, together};
-use crate::{mysql, server};
 
 /// How long a thread sleeps before it asks Redis again.
 pub(super) const RETRY: Duration = Duration::from_millis(10);
@@ -44,8 +45,8 @@ fn run(work: &Work, mut open: impl FnMut() -> Result<Hold, Box<dyn Error>>) -> R
 }
 
 /// This library; all threads share a keeper.
-pub(super) fn keeper(url: &str) -> Result<impl Fn(&Work) -> Ran + use<>, Box<dyn Error>> {
-    let keeper = lockkeeper::open(&format!("{url}?wait=60s"))?;
+pub(super) fn keeper(store: &Store) -> Result<impl Fn(&Work) -> Ran + use<>, Box<dyn Error>> {
+    let keeper = store.open("wait=60s")?;
     Ok(move |work: &Work| {
         run(work, || {
             let keeper = keeper.clone();
@@ -86,28 +87,24 @@ pub(super) fn rlock(
 
 /// A connection for each thread, `SET NX PX` until it succeeds, and compare-and-delete.
 pub(super) fn raw_redis(server: &RedisServer) -> Result<impl Fn(&Work) -> Ran, Box<dyn Error>> {
-    let sha = server::load_release(&mut server::raw(server)?)?;
+    let sha = load_release(&mut connect_redis(server)?)?;
     Ok(move |work: &Work| {
         let mut number = 0;
         run(work, || {
-            let mut raw = server::raw(server)?;
+            let mut raw = connect_redis(server)?;
             number += 1;
             let owner = format!("3f0c8dbe5d9b4c3c-{number}");
             let sha = sha.clone();
             Ok(Box::new(move |name, granted| {
                 let key = format!("raw:{name}");
-                loop {
-                    let mut take = redis::cmd("SET");
-                    take.arg(&key).arg(&owner).arg("NX").arg("PX").arg(30_000);
-                    if take.query::<Option<String>>(&mut raw)?.is_some() {
-                        break;
-                    }
+                while take(&key, &owner)
+                    .query::<Option<String>>(&mut raw)?
+                    .is_none()
+                {
                     thread::sleep(RETRY);
                 }
                 granted();
-                let mut free = redis::cmd("EVALSHA");
-                free.arg(&sha).arg(1).arg(&key).arg(&owner);
-                match free.query(&mut raw)? {
+                match free(&sha, &key, &owner).query(&mut raw)? {
                     1_u32 => Ok(()),
                     _ => Err("the name was lost".into()),
                 }
@@ -120,7 +117,7 @@ pub(super) fn raw_redis(server: &RedisServer) -> Result<impl Fn(&Work) -> Ran, B
 pub(super) fn raw_mysql(server: &MySqlServer) -> impl Fn(&Work) -> Ran {
     move |work: &Work| {
         run(work, || {
-            let mut raw = mysql::raw(server)?;
+            let mut raw = connect_mysql(server)?;
             let take = raw.prep("SELECT GET_LOCK(?, 60)")?;
             let free = raw.prep("SELECT RELEASE_LOCK(?)")?;
             Ok(Box::new(move |name, granted| {

@@ -1,10 +1,9 @@
 //! The worker processes: started, stopped, killed and started again.
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,26 +31,18 @@ pub(crate) struct Workers<'a> {
     running: Vec<Worker>,
     /// The number of workers started so far.
     started: u32,
-    ended: Vec<Ended>,
+    /// The logs of the others, each with its file.
+    ended: Vec<(PathBuf, ProcessLog)>,
+    /// What was wrong with the ends of workers.
+    complaints: Vec<String>,
 }
 
 struct Worker {
-    name: String,
+    /// It ends when its standard input is closed.
     child: Child,
-    /// The worker ends when this is closed.
-    input: ChildStdin,
-    log: PathBuf,
-    stops: Vec<(u64, u64)>,
-}
-
-/// A worker that has ended.
-struct Ended {
-    name: String,
-    log: PathBuf,
-    stops: Vec<(u64, u64)>,
-    at: u64,
-    /// Why it should not have ended like that.
-    complaint: Option<String>,
+    file: PathBuf,
+    /// The records are read at the end.
+    log: ProcessLog,
 }
 
 impl<'a> Workers<'a> {
@@ -68,6 +59,7 @@ impl<'a> Workers<'a> {
             running: Vec::new(),
             started: 0,
             ended: Vec::new(),
+            complaints: Vec::new(),
         };
         for _ in 0..processes {
             workers.start_one(lane)?;
@@ -78,9 +70,9 @@ impl<'a> Workers<'a> {
     fn start_one(&mut self, lane: &mut Lane<'_>) -> io::Result<()> {
         let number = self.started;
         self.started += 1;
-        let log = self.folder.join(format!("process-{number}.log"));
+        let file = self.folder.join(format!("process-{number}.log"));
         let plan = Plan {
-            log: log.clone(),
+            log: file.clone(),
             seed: lane.seed(),
             closes: lane.choice(2) == 0,
             ..self.plan.clone()
@@ -91,19 +83,16 @@ impl<'a> Workers<'a> {
             .stdin(Stdio::piped())
             .process_group(0)
             .spawn()?;
-        let name = format!("{number} (pid {})", child.id());
-        let Some(mut input) = child.stdin.take() else {
-            return Err(io::Error::other("a worker without a standard input"));
+        if let Some(input) = &mut child.stdin {
+            serde_json::to_writer(&mut *input, &plan)?;
+            input.write_all(b"\n")?;
+        }
+        let log = ProcessLog {
+            process: format!("{number} (pid {})", child.id()),
+            keepers: u32::try_from(plan.urls.len()).unwrap_or(u32::MAX),
+            ..ProcessLog::default()
         };
-        serde_json::to_writer(&input, &plan)?;
-        input.write_all(b"\n")?;
-        self.running.push(Worker {
-            name,
-            child,
-            input,
-            log,
-            stops: Vec::new(),
-        });
+        self.running.push(Worker { child, file, log });
         Ok(())
     }
 
@@ -136,7 +125,7 @@ impl<'a> Workers<'a> {
         kill_process(pid, Signal::STOP)?;
         lane.spell();
         kill_process(pid, Signal::CONT)?;
-        worker.stops.push((from, now()));
+        worker.log.stops.push((from, now()));
         Ok(())
     }
 
@@ -147,7 +136,7 @@ impl<'a> Workers<'a> {
         let mut worker = self.running.swap_remove(chosen);
         worker.child.kill()?;
         worker.child.wait()?;
-        self.ended.push(worker.ended(None));
+        self.end(worker, None);
         Ok(())
     }
 
@@ -157,8 +146,7 @@ impl<'a> Workers<'a> {
             match worker.child.try_wait()? {
                 None => self.running.push(worker),
                 Some(status) => {
-                    let complaint = format!("it ended by itself: {status}");
-                    self.ended.push(worker.ended(Some(complaint)));
+                    self.end(worker, Some(format!("it ended by itself: {status}")));
                     self.start_one(lane)?;
                 }
             }
@@ -166,73 +154,42 @@ impl<'a> Workers<'a> {
         Ok(())
     }
 
+    /// Notes that a worker has ended, and what was wrong with that.
+    fn end(&mut self, worker: Worker, complaint: Option<String>) {
+        let Worker { file, mut log, .. } = worker;
+        log.ended = now();
+        let complaint = complaint.map(|what| format!("process {}: {what}", log.process));
+        self.complaints.extend(complaint);
+        self.ended.push((file, log));
+    }
+
     /// Lets all workers end, and returns their logs and what was wrong with their ends.
     pub(crate) fn finish(mut self) -> io::Result<(Vec<ProcessLog>, Vec<String>)> {
         let limit = Instant::now() + LONGEST_WAIT + 3 * self.plan.ttl + END;
+        let mut running = std::mem::take(&mut self.running);
         // All inputs are closed before the first worker is waited for.
-        let running = std::mem::take(&mut self.running);
-        let closed: Vec<_> = running.into_iter().map(Worker::close).collect();
-        for (child, mut ended) in closed {
-            ended.complaint = complaint(wait(child, limit)?);
-            ended.at = now();
-            self.ended.push(ended);
+        for worker in &mut running {
+            drop(worker.child.stdin.take());
+        }
+        for mut worker in running {
+            let complaint = complaint(wait(&mut worker.child, limit)?);
+            self.end(worker, complaint);
         }
         let mut logs = Vec::new();
-        let mut complaints = Vec::new();
-        for ended in self.ended {
-            if let Some(complaint) = ended.complaint {
-                complaints.push(format!("process {}: {complaint}", ended.name));
-            }
-            logs.push(ProcessLog {
+        for (file, mut log) in self.ended {
+            log.records = match log::read(&file) {
                 // A worker that was killed at once has no log.
-                records: match File::open(&ended.log) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-                    _ => log::read(&ended.log)?,
-                },
-                process: ended.name,
-                keepers: u32::try_from(self.plan.urls.len()).unwrap_or(u32::MAX),
-                stops: ended.stops,
-                ended: ended.at,
-            });
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+                read => read?,
+            };
+            logs.push(log);
         }
-        Ok((logs, complaints))
-    }
-}
-
-impl Worker {
-    fn ended(self, complaint: Option<String>) -> Ended {
-        Ended {
-            name: self.name,
-            log: self.log,
-            stops: self.stops,
-            at: now(),
-            complaint,
-        }
-    }
-
-    /// Closes the worker's input, so that it ends.
-    fn close(self) -> (Child, Ended) {
-        let Self {
-            name,
-            child,
-            input,
-            log,
-            stops,
-        } = self;
-        drop(input);
-        let ended = Ended {
-            name,
-            log,
-            stops,
-            at: 0,
-            complaint: None,
-        };
-        (child, ended)
+        Ok((logs, self.complaints))
     }
 }
 
 /// Waits for the end of a worker, and kills it at the limit: `None`.
-fn wait(mut child: Child, limit: Instant) -> io::Result<Option<ExitStatus>> {
+fn wait(child: &mut Child, limit: Instant) -> io::Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));

@@ -1,46 +1,51 @@
-//! A PostgreSQL server for a group of rows, and a raw session: no deadline, no lease, no pool.
+//! PostgreSQL: `pg_try_advisory_lock` and `pg_advisory_unlock`, prepared, without lease and token.
 
-use std::error::Error;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use bytes::{BufMut as _, BytesMut};
-use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer};
+use lockkeeper_testkit::PostgresServer;
 use postgres_protocol::IsNull;
 use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 
-use crate::server::Missing;
-
-/// Starts a server.
-pub(crate) fn start(kind: PostgresKind) -> Result<PostgresServer, Box<dyn Error>> {
-    start_with(kind, PostgresOptions::new())
-}
-
-/// Starts a server with options. Its user needs no password.
-pub(crate) fn start_with(
-    kind: PostgresKind,
-    options: PostgresOptions,
-) -> Result<PostgresServer, Box<dyn Error>> {
-    kind.program().map_err(Missing::new)?;
-    Ok(PostgresServer::start(kind, &options.login("trust"))?)
-}
+use super::{Done, NAMES_PER_STATEMENT, Raw, expect};
 
 /// A session, by TCP like that of a keeper.
-pub(crate) struct Raw {
+pub(crate) struct RawPostgres {
     socket: TcpStream,
     out: BytesMut,
     received: BytesMut,
+    /// The keys of many names, as an array.
+    keys: String,
 }
 
-impl Raw {
-    pub(crate) fn open(server: &PostgresServer) -> Result<Self, Box<dyn Error>> {
+/// The prepared statements, each with a name.
+const STATEMENTS: [(&str, &str); 5] = [
+    ("lock", "SELECT pg_try_advisory_lock($1::int8)"),
+    ("release", "SELECT pg_advisory_unlock($1::int8)"),
+    (
+        "lock all",
+        "SELECT pg_try_advisory_lock(key) FROM unnest($1::int8[]) AS keys (key)",
+    ),
+    (
+        "release all",
+        "SELECT pg_advisory_unlock(key) FROM unnest($1::int8[]) AS keys (key)",
+    ),
+    ("ping", "SELECT $1::bool"),
+];
+
+impl RawPostgres {
+    /// Logs in to a server that wants no password.
+    pub(crate) fn open(server: &PostgresServer) -> Done<Self> {
         let socket = TcpStream::connect(server.addr())?;
         socket.set_nodelay(true)?;
+        let keys = (0..NAMES_PER_STATEMENT).map(|it| (it + 4_242_424_242_424_242_424).to_string());
         let mut raw = Self {
             socket,
             out: BytesMut::new(),
             received: BytesMut::new(),
+            keys: format!("{{{}}}", keys.collect::<Vec<_>>().join(",")),
         };
         let parameters = [
             ("user", PostgresServer::USER),
@@ -48,18 +53,16 @@ impl Raw {
         ];
         frontend::startup_message(parameters, &mut raw.out)?;
         raw.exchange()?;
+        for (name, sql) in STATEMENTS {
+            frontend::parse(name, sql, [], &mut raw.out)?;
+        }
+        frontend::sync(&mut raw.out);
+        raw.exchange()?;
         Ok(raw)
     }
 
-    /// Prepares a statement under a name.
-    pub(crate) fn prepare(&mut self, name: &str, sql: &str) -> Result<(), Box<dyn Error>> {
-        frontend::parse(name, sql, [], &mut self.out)?;
-        frontend::sync(&mut self.out);
-        self.exchange().map(drop)
-    }
-
     /// Runs a prepared statement with one value. Returns how many rows say true.
-    pub(crate) fn run(&mut self, name: &str, value: &str) -> Result<usize, Box<dyn Error>> {
+    fn run(&mut self, name: &str, value: &str) -> Done<usize> {
         let text = |value: &str, out: &mut BytesMut| {
             out.put_slice(value.as_bytes());
             Ok(IsNull::No)
@@ -71,7 +74,7 @@ impl Raw {
         self.exchange()
     }
 
-    fn exchange(&mut self) -> Result<usize, Box<dyn Error>> {
+    fn exchange(&mut self) -> Done<usize> {
         self.socket.write_all(&self.out)?;
         self.out.clear();
         let mut trues = 0;
@@ -94,5 +97,27 @@ impl Raw {
                 }
             }
         }
+    }
+}
+
+impl Raw for RawPostgres {
+    fn pair(&mut self) -> Done {
+        for statement in ["lock", "release"] {
+            expect(self.run(statement, "4242424242424242424")? == 1)?;
+        }
+        Ok(())
+    }
+
+    fn pairs(&mut self) -> Done<usize> {
+        let keys = std::mem::take(&mut self.keys);
+        for statement in ["lock all", "release all"] {
+            expect(self.run(statement, &keys)? == NAMES_PER_STATEMENT)?;
+        }
+        self.keys = keys;
+        Ok(NAMES_PER_STATEMENT)
+    }
+
+    fn round_trip(&mut self) -> Done {
+        self.run("ping", "true").map(drop)
     }
 }
