@@ -137,7 +137,11 @@ impl Places<'_> {
             facade.contains(&path),
             &format!("{path} in `drivers()` of src/lib.rs"),
         );
-        self.listed(driver, "tools/bench/src/main.rs", &["free::", "free "]);
+        let bench = match driver.schemes.iter().any(|scheme| scheme == "quorum") {
+            true => "tools/bench/src/main.rs",
+            false => "tools/bench/src/store.rs",
+        };
+        self.listed(driver, bench, &["free ", "\""]);
         self.listed(driver, "docs/shapes.md", &["`"]);
         let readme = self.read("README.md");
         let columns = readme
@@ -165,12 +169,12 @@ impl Places<'_> {
     /// Checks the places of a driver whose store is a server.
     fn check_server(&mut self, driver: &DriverSource) {
         for (file, before) in [
-            ("scripts/servers", "wanted "),
-            ("tools/testkit/src/lib.rs", "mod "),
-            ("tools/soak/src/store.rs", "mod "),
-            ("cli/compare.schema.json", "|"),
+            ("scripts/servers", &["wanted "][..]),
+            ("tools/testkit/src/lib.rs", &["mod "]),
+            ("tools/soak/src/store.rs", &["mod ", "sessions::start_"]),
+            ("cli/compare.schema.json", &["|"]),
         ] {
-            self.listed(driver, file, &[before]);
+            self.listed(driver, file, before);
         }
         let DriverSource { name, schemes } = driver;
         let client = self.read("compare/src/store/client.rs");

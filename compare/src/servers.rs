@@ -1,12 +1,11 @@
 //! Servers for a comparison: started on free ports, in throw-away folders, and stopped at its end.
 
 use std::io;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lockkeeper_testkit::{
     EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
-    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer,
+    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer, TestServer,
 };
 
 use crate::cancel::Cancellation;
@@ -29,9 +28,8 @@ pub(crate) struct Servers {
     redis: Vec<RedisServer>,
     /// When all members of the quorum grant locks.
     members_grant: Instant,
-    mysql: Vec<MySqlServer>,
-    postgres: Option<PostgresServer>,
-    etcd: Option<EtcdServer>,
+    /// One of every other kind.
+    others: Vec<Box<dyn TestServer>>,
     /// What is not installed.
     pub(crate) missing: Vec<String>,
 }
@@ -40,7 +38,7 @@ impl Servers {
     /// Starts one server of every kind that is installed, and five of Redis, which accept a
     /// connection for each of `threads`.
     pub(crate) fn start(threads: u32, cancel: &Cancellation) -> Result<Self, Error> {
-        let (mut redis, mut mysql, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut redis, mut missing) = (Vec::new(), Vec::new());
         let installed = RedisKind::ALL
             .into_iter()
             .find(|kind| kind.program().is_ok());
@@ -53,52 +51,52 @@ impl Servers {
             missing.push("no redis-server or valkey-server on this machine".to_owned());
         }
         let members_grant = Instant::now() + LONGEST_TTL + RESOLUTION;
-        let connections = threads.saturating_add(EXTRA_CONNECTIONS).to_string();
-        let options = MySqlOptions::new().config("max-connections", &connections);
-        for kind in MySqlKind::ALL {
+        let connections = &*threads.saturating_add(EXTRA_CONNECTIONS).to_string();
+        let mysql = |kind: MySqlKind| -> (_, Start<'_>) {
+            let options = MySqlOptions::new().config("max-connections", connections);
+            let start = move || boxed(MySqlServer::start(kind, &options));
+            (kind.program(), Box::new(start))
+        };
+        let postgres = PostgresKind::Postgres15;
+        let start_postgres = || {
+            let options = PostgresOptions::new().config("max_connections", connections);
+            boxed(PostgresServer::start(postgres, &options))
+        };
+        let etcd = EtcdKind::Etcd3_4;
+        let start_etcd = || boxed(EtcdServer::start(etcd, &EtcdOptions::new()));
+        let [mariadb, mysql] = MySqlKind::ALL.map(mysql);
+        let mut others = Vec::new();
+        for (program, start) in [
+            mariadb,
+            mysql,
+            (postgres.program(), Box::new(start_postgres)),
+            (etcd.program(), Box::new(start_etcd)),
+        ] {
             cancel.check()?;
-            let start = || MySqlServer::start(kind, &options);
-            mysql.extend(if_installed(kind.program(), &mut missing, start)?);
+            match program {
+                Ok(_) => others.push(start().map_err(|error| not_started(&error))?),
+                Err(why) => missing.push(why),
+            }
         }
-        cancel.check()?;
-        let kind = PostgresKind::Postgres15;
-        let options = PostgresOptions::new().config("max_connections", &connections);
-        let start = || PostgresServer::start(kind, &options);
-        let postgres = if_installed(kind.program(), &mut missing, start)?;
-        cancel.check()?;
-        let kind = EtcdKind::Etcd3_4;
-        let start = || EtcdServer::start(kind, &EtcdOptions::new());
-        let etcd = if_installed(kind.program(), &mut missing, start)?;
         Ok(Self {
             redis,
             members_grant,
-            mysql,
-            postgres,
-            etcd,
+            others,
             missing,
         })
     }
 
     /// Returns the stores on these servers.
     pub(crate) fn specs(&self) -> Vec<StoreSpec> {
-        let redis = self.redis.first();
-        let redis = redis.map(|server| StoreSpec::url(&server.url()));
-        let ports = self.redis.iter().map(|server| server.addr().port());
-        let quorum = redis
-            .is_some()
-            .then(|| StoreSpec::quorum(ports.collect(), LONGEST_TTL));
-        let mysql = self.mysql.iter();
-        let mysql = mysql.map(|server| StoreSpec::url(&server.url()));
-        let postgres = self.postgres.iter();
-        let postgres = postgres.map(|server| StoreSpec::url(&server.url()));
-        let etcd = self.etcd.iter();
-        let etcd = etcd.map(|server| StoreSpec::url(&server.url()));
-        let all = redis
-            .into_iter()
-            .chain(mysql)
-            .chain(postgres)
-            .chain(etcd)
-            .chain(quorum);
+        let ports: Vec<_> = self.redis.iter().map(|it| it.addr().port()).collect();
+        let redis = self.redis.first().map(TestServer::url);
+        let others = self.others.iter().map(|server| server.url());
+        let urls = redis.into_iter().chain(others);
+        let mut all: Vec<_> = urls.map(|url| StoreSpec::url(&url)).collect();
+        if !ports.is_empty() {
+            all.push(StoreSpec::quorum(ports, LONGEST_TTL));
+        }
+        let all = all.into_iter();
         all.map(|spec| spec.origin("the started servers")).collect()
     }
 
@@ -119,19 +117,11 @@ impl Servers {
     }
 }
 
-/// Starts a server whose program is there; why there is none is added to `missing`.
-fn if_installed<S>(
-    program: Result<PathBuf, String>,
-    missing: &mut Vec<String>,
-    start: impl FnOnce() -> io::Result<S>,
-) -> Result<Option<S>, Error> {
-    match program {
-        Ok(_) => start().map(Some).map_err(|error| not_started(&error)),
-        Err(why) => {
-            missing.push(why);
-            Ok(None)
-        }
-    }
+/// Starts a server.
+type Start<'a> = Box<dyn FnOnce() -> io::Result<Box<dyn TestServer>> + 'a>;
+
+fn boxed(started: io::Result<impl TestServer>) -> io::Result<Box<dyn TestServer>> {
+    Ok(Box::new(started?))
 }
 
 fn not_started(error: &io::Error) -> Error {

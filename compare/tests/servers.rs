@@ -1,4 +1,4 @@
-//! Comparisons on real servers, one kind of server after the other.
+//! Comparisons on real servers that run already, one kind of server after the other.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,34 +8,38 @@
 )]
 
 #[cfg(unix)]
-#[path = "servers/etcd.rs"]
-mod etcd;
+#[path = "servers/cases.rs"]
+mod cases;
 #[cfg(unix)]
-#[path = "servers/mysql.rs"]
-mod mysql;
-#[cfg(unix)]
-#[path = "servers/postgres.rs"]
-mod postgres;
-#[cfg(unix)]
-#[path = "servers/redis.rs"]
-mod redis;
+#[path = "servers/known_for.rs"]
+mod known_for;
 #[cfg(unix)]
 #[path = "servers/rig.rs"]
 mod rig;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {
-    use lockkeeper_testkit::suite;
+    use libtest_mimic::{Arguments, Completion, Trial};
+    use lockkeeper_testkit::StoreKind;
 
     if std::env::args().nth(1).as_deref() == Some(rig::HOLDER) {
         return rig::hold();
     }
     // Not `suite::arguments`: that many cases of a hundred threads at a time would only slow each other.
-    let arguments = libtest_mimic::Arguments::from_args();
-    let mut trials = suite::trials(redis::CASES.iter().copied());
-    trials.extend(suite::trials(mysql::CASES.iter().copied()));
-    trials.extend(suite::trials(postgres::CASES.iter().copied()));
-    trials.extend(suite::trials(etcd::CASES.iter().copied()));
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    for kind in StoreKind::servers() {
+        for (name, case) in cases::CASES {
+            let run = move || match kind.ignored() {
+                Some(reason) => Ok(Completion::ignored_with(reason)),
+                None => {
+                    case(kind);
+                    Ok(Completion::Completed)
+                }
+            };
+            trials.push(Trial::ignorable_test(format!("{kind}::{name}"), run));
+        }
+    }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -6,20 +6,18 @@
 //! is no attempt without a wait: the recipe looks first whether there is a holder.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use lockkeeper::backends::etcd::{PlainClient, encoded};
 use lockkeeper::{CancelRegistration, Usage};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::lock::{Held, Lock, LockRequest};
+use super::timer;
 use crate::cancel::Cancellation;
 use crate::error::Error;
 use crate::store::etcd::{EtcdConfig, all_of, call, grant_lease};
@@ -82,7 +80,10 @@ impl Lock for EtcdctlLock {
         let ttl = request.lease.ttl().max(self.min_ttl);
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
         let lease = program.with_client(|client| grant_lease(client, seconds))?;
-        let timer = keep_alive(Arc::clone(program), lease.clone(), ttl)?;
+        let (kept, id) = (Arc::clone(program), lease.clone());
+        let timer = timer::start(ttl / RENEWALS, move || {
+            let _ = kept.send("/v3/lease/keepalive", &json!({ "ID": id }));
+        })?;
         let (program, locked) = (
             Arc::clone(program),
             program.lock(name, &lease, request.wait),
@@ -179,24 +180,4 @@ impl Program {
             Err(error) => Err(error.into()),
         }
     }
-}
-
-/// Starts the timer of a hold. It ends when the sender is dropped.
-fn keep_alive(
-    program: Arc<Program>,
-    lease: Value,
-    ttl: Duration,
-) -> Result<Sender<Infallible>, Error> {
-    let (held, released) = bounded(0);
-    let renew = move || {
-        while released.recv_timeout(ttl / RENEWALS) == Err(RecvTimeoutError::Timeout) {
-            // The recipe does not tell the holder what the timer finds.
-            let _ = program.send("/v3/lease/keepalive", &json!({ "ID": lease }));
-        }
-    };
-    let thread = thread::Builder::new().name("keep-alive".to_owned());
-    thread
-        .spawn(renew)
-        .map_err(|error| Error::failed(format!("cannot start a timer: {error}")))?;
-    Ok(held)
 }

@@ -24,6 +24,7 @@ mod session_lock;
 mod setnx_once;
 mod setnx_spin;
 mod setnx_unsafe;
+mod timer;
 pub(crate) mod transaction;
 
 use serde::{Deserialize, Serialize};

@@ -5,14 +5,11 @@
 //! A watchdog renews the lock every third of its ttl, so it does not expire while its holder lives.
 //! There is no fixed lease. A waiter tries again every 50 ms.
 
-use std::convert::Infallible;
-use std::thread;
 use std::time::Duration;
-
-use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
 use super::lock::{Held, Lock, LockRequest};
 use super::redis::{Client, milliseconds};
+use super::timer;
 use crate::error::Error;
 
 /// Between two attempts, as in the write-up.
@@ -43,6 +40,7 @@ impl Lock for ReentrantHash {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         let ReentrantHash(client) = self;
         let (owner, ttl) = (client.owners.thread(), milliseconds(request.lease.ttl()));
+        let interval = Duration::from_millis(ttl / RENEWALS);
         client.cancel.retry(
             request.wait,
             || PACE,
@@ -51,7 +49,11 @@ impl Lock for ReentrantHash {
                     return Ok(None);
                 }
                 let (client, name, owner) = (client.clone(), name.to_owned(), owner.clone());
-                let watchdog = watch(client.clone(), name.clone(), owner.clone(), ttl)?;
+                let renewed = (client.clone(), name.clone(), owner.clone());
+                let watchdog = timer::start(interval, move || {
+                    let (client, name, owner) = &renewed;
+                    let _ = client.run::<bool>(RENEW, name, (owner, ttl));
+                })?;
                 Ok(Some(Held::new(move || {
                     drop(watchdog);
                     client.run::<bool>(RELEASE, name, owner)?;
@@ -64,26 +66,4 @@ impl Lock for ReentrantHash {
     fn has_fixed_lease(&self) -> bool {
         false
     }
-}
-
-/// Starts the timer of a hold, as every hold has one of its own. It ends when the sender is dropped.
-fn watch(
-    client: Client,
-    name: String,
-    owner: String,
-    ttl: u64,
-) -> Result<Sender<Infallible>, Error> {
-    let (held, released) = bounded(0);
-    let interval = Duration::from_millis(ttl / RENEWALS);
-    let renew = move || {
-        while released.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-            // The recipe does not report to the holder what the timer finds.
-            let _ = client.run::<bool>(RENEW, &name, (&owner, ttl));
-        }
-    };
-    let thread = thread::Builder::new().name("watchdog".to_owned());
-    thread
-        .spawn(renew)
-        .map_err(|error| Error::failed(format!("cannot start a watchdog: {error}")))?;
-    Ok(held)
 }

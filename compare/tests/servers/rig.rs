@@ -1,12 +1,21 @@
-//! What the cases share: a comparison on one store that must leave nothing behind, and its rows.
+//! What the cases share: servers, a comparison on one store that must leave nothing behind, and its rows.
 
+use std::any::Any;
 use std::env;
 use std::process::ExitCode;
 
-use lockkeeper_compare::{Comparison, Error, Report, Row, Scenario, Strategy, Verdict, holder};
+use lockkeeper_compare::{Comparison, Error, Report, Row, Scenario, Strategy, holder};
+use lockkeeper_testkit::{
+    EtcdOptions, EtcdServer, MySqlOptions, MySqlServer, PostgresOptions, PostgresServer,
+    RedisOptions, RedisServer, StoreKind, TestServer, until,
+};
+use serde_json::json;
 
 /// The argument that makes this program the process that `crash` and `limit` kill.
 pub(crate) const HOLDER: &str = "--holder";
+
+/// The password of the servers that have one.
+pub(crate) const PASSWORD: &str = MySqlServer::PASSWORD;
 
 /// Is the process that `crash` and `limit` kill.
 pub(crate) fn hold() -> ExitCode {
@@ -17,6 +26,66 @@ pub(crate) fn hold() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Starts a server, which speaks TLS beside plain text if `is_tls`.
+pub(crate) fn start(kind: StoreKind, is_tls: bool) -> Box<dyn TestServer> {
+    match kind {
+        StoreKind::Redis(kind) => {
+            let options = match is_tls {
+                true => RedisOptions::new().password(PASSWORD).tls(),
+                false => RedisOptions::new(),
+            };
+            Box::new(RedisServer::start(kind, &options).unwrap())
+        }
+        StoreKind::MySql(kind) => {
+            // Some strategies take a connection for each thread.
+            let options = MySqlOptions::new().config("max-connections", "300");
+            let options = if is_tls { options.tls() } else { options };
+            Box::new(MySqlServer::start(kind, &options).unwrap())
+        }
+        StoreKind::Postgres(kind) => {
+            let options = PostgresOptions::new();
+            let options = if is_tls { options.tls() } else { options };
+            Box::new(PostgresServer::start(kind, &options).unwrap())
+        }
+        StoreKind::Etcd(kind) => {
+            let options = EtcdOptions::new();
+            let options = if is_tls { options.tls() } else { options };
+            Box::new(EtcdServer::start(kind, &options).unwrap())
+        }
+        other => panic!("{other} is no single server"),
+    }
+}
+
+/// Returns the server as what it is.
+pub(crate) fn as_server<S: TestServer>(server: &dyn TestServer) -> Option<&S> {
+    let server: &dyn Any = server;
+    server.downcast_ref()
+}
+
+/// Asserts that neither locks, data nor sessions are left.
+#[track_caller]
+pub(crate) fn assert_cleaned_up(server: &dyn TestServer) {
+    assert_eq!(server.leftovers().unwrap(), Vec::<String>::new());
+    if let Some(server) = as_server::<MySqlServer>(server) {
+        let tables = format!("SHOW TABLES FROM {}", MySqlServer::DATABASE);
+        assert_eq!(server.value(&tables).unwrap(), None);
+    }
+    if let Some(server) = as_server::<PostgresServer>(server) {
+        let tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'";
+        assert_eq!(server.value(tables).unwrap(), "");
+    }
+    if let Some(server) = as_server::<EtcdServer>(server) {
+        let all = json!({ "key": "AA==", "range_end": "AA==", "count_only": true });
+        let all = server.call("/v3/kv/range", &all).unwrap();
+        let ours = server.keys("lockkeeper/").unwrap().len();
+        assert_eq!(all["count"].as_str().unwrap_or("0"), ours.to_string());
+    }
+    // The server notices the end of a session with a delay.
+    until("no session is left", || {
+        server.connections().unwrap().is_empty()
+    });
 }
 
 pub(crate) fn gather() -> Comparison {
@@ -42,8 +111,8 @@ pub(crate) fn run(comparison: &Comparison, url: &str, secret: &str) -> Result<Re
 }
 
 /// Returns the rows of a comparison that ran to its end, with the verdicts that they must have.
-pub(crate) fn rows(comparison: &Comparison, url: &str, secret: &str) -> Vec<Row> {
-    let report = run(comparison, url, secret).unwrap();
+pub(crate) fn rows(comparison: &Comparison, url: &str) -> Vec<Row> {
+    let report = run(comparison, url, PASSWORD).unwrap();
     assert!(report.ended_by.is_none(), "{:?}", report.ended_by);
     for row in &report.rows {
         assert_eq!(row.verdict, row.expected, "{row:?}");
@@ -51,12 +120,9 @@ pub(crate) fn rows(comparison: &Comparison, url: &str, secret: &str) -> Vec<Row>
     report.rows
 }
 
-/// Finds the row of a strategy, in rows of one scenario.
-pub(crate) fn of(rows: &[Row], strategy: Strategy) -> &Row {
-    let row = rows.iter().find(|row| row.strategy == strategy);
+/// Finds the row of a strategy in a scenario.
+pub(crate) fn of(rows: &[Row], scenario: Scenario, strategy: Strategy) -> &Row {
+    let mut found = rows.iter().filter(|row| row.scenario == scenario);
+    let row = found.find(|row| row.strategy == strategy);
     row.unwrap_or_else(|| panic!("no {strategy} in {rows:#?}"))
-}
-
-pub(crate) fn is_right(row: &Row) -> bool {
-    row.verdict == Verdict::Right
 }

@@ -152,19 +152,19 @@ pub(crate) fn rows(kind: Kind) -> Rows {
 
 /// The rows of a server that forgets everything while the former holder can reach it, and while it cannot.
 fn restart_rows(store: &Store) -> Rows {
+    let server = store.test_server().ok_or("no server")?;
+    let target = server.addr().ok_or("no address")?;
     let keepers = [store.open("wait=60s")?, store.open("wait=60s")?];
     let what = format!("empty server answers to guard lost, {}", store.name());
-    let mut rows = rows_of(what, keepers, || store.restart())?;
-    let target = store.addr().ok_or("no server")?;
+    let mut rows = rows_of(what, keepers, || server.restart())?;
     // The second ttl is what the former guard still has at most.
     for (ttl, budget) in [("ttl=3s", 3_000.0), ("ttl=3s&restart_grace=4s", 0.0)] {
         let proxy = Proxy::new(target)?;
-        let keys = format!("wait=60s&{ttl}");
-        let open = |addr| lockkeeper::open(&store.url_via(addr, &keys));
+        let open = |addr| lockkeeper::open(&format!("{}wait=60s&{ttl}", server.url_via(addr)));
         let (former, next) = (open(proxy.addr())?, open(target)?);
         let (_, both) = take_over(&former, &next, || {
             proxy.refuse();
-            store.restart()
+            server.restart()
         })?;
         let what = format!("  two guards held, former cut off, {ttl}");
         rows.push(row(what, both, budget));

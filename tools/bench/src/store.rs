@@ -3,13 +3,12 @@
 use std::cell::RefCell;
 use std::error::Error;
 use std::fmt;
-use std::io;
-use std::net::SocketAddr;
 
 use lockkeeper::LockKeeper;
 use lockkeeper_testkit::{
     EtcdKind, EtcdOptions, EtcdServer, MySqlClient, MySqlKind, MySqlOptions, MySqlServer,
     PostgresKind, PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer,
+    TestServer,
 };
 use rusqlite::Connection;
 use tempfile::TempDir;
@@ -184,66 +183,39 @@ impl Store {
         self.kind.name()
     }
 
+    /// Returns the server, if there is one.
+    pub(crate) fn test_server(&self) -> Option<&dyn TestServer> {
+        Some(match &self.server {
+            Server::Memory | Server::Sqlite(..) => return None,
+            Server::Redis(server) => server,
+            Server::MySql(server, _) => server,
+            Server::Postgres(server) => server,
+            Server::Etcd(server) => server,
+        })
+    }
+
+    /// Returns the server's process.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.test_server()?.processes().first()?.pid()
+    }
+
     /// Returns the URL with these keys.
     pub(crate) fn url(&self, keys: &str) -> String {
-        match &self.server {
-            Server::Memory => format!("memory:bench?{keys}"),
+        let url = match &self.server {
             Server::Sqlite(folder, _) => {
-                let path = folder.path().join("locks.db");
-                format!("sqlite:{}?{keys}", path.display())
+                format!("sqlite:{}?", folder.path().join("locks.db").display())
             }
-            Server::Redis(server) => format!("{}?{keys}", server.url()),
-            Server::MySql(server, _) => format!("{}?{keys}", server.url()),
-            Server::Postgres(server) => format!("{}?{keys}", server.url()),
-            Server::Etcd(server) => format!("{}?{keys}", server.url()),
-        }
-    }
-
-    /// Returns the URL by way of a proxy, with these keys.
-    pub(crate) fn url_via(&self, addr: SocketAddr, keys: &str) -> String {
-        match &self.server {
-            Server::Redis(server) => format!("{}?{keys}", server.url_via(addr)),
-            Server::MySql(server, _) => format!("{}?{keys}", server.url_via(addr)),
-            Server::Postgres(server) => format!("{}?{keys}", server.url_via(addr)),
-            _ => self.url(keys),
-        }
-    }
-
-    /// Kills the server, and starts it again.
-    pub(crate) fn restart(&self) -> io::Result<()> {
-        match &self.server {
-            Server::Redis(server) => server.restart(),
-            Server::MySql(server, _) => server.restart(),
-            Server::Postgres(server) => server.restart(),
-            _ => Err(io::ErrorKind::Unsupported.into()),
-        }
-    }
-
-    /// Returns the address of the server.
-    pub(crate) fn addr(&self) -> Option<SocketAddr> {
-        match &self.server {
-            Server::Memory | Server::Sqlite(..) => None,
-            Server::Redis(server) => Some(server.addr()),
-            Server::MySql(server, _) => Some(server.addr()),
-            Server::Postgres(server) => Some(server.addr()),
-            Server::Etcd(server) => Some(server.addr()),
-        }
+            _ => match self.test_server() {
+                Some(server) => server.url(),
+                None => "memory:bench?".to_owned(),
+            },
+        };
+        url + keys
     }
 
     /// Opens a keeper with these keys.
     pub(crate) fn open(&self, keys: &str) -> Result<LockKeeper, lockkeeper::Error> {
         lockkeeper::open(&self.url(keys))
-    }
-
-    /// Returns the server's process.
-    pub(crate) fn pid(&self) -> Option<u32> {
-        match &self.server {
-            Server::Memory | Server::Sqlite(..) => None,
-            Server::Redis(server) => server.pid(),
-            Server::MySql(server, _) => server.pid(),
-            Server::Postgres(server) => server.pid(),
-            Server::Etcd(server) => server.pid(),
-        }
     }
 
     /// Opens a raw connection, by TCP like that of a keeper.

@@ -284,7 +284,8 @@ mod tests {
     /// Checks grants of (token, time of the grant, last time held).
     fn rules_of(grants: &[(u64, u64, Option<u64>)]) -> Vec<Rule> {
         let grants = grants.iter();
-        let grants: Vec<_> = grants.map(|&(token, at, held)| grant(token, at, held));
+        let grants = grants.map(|&(token, at, held)| grant(token, at, held));
+        let grants: Vec<_> = grants.collect();
         rules(&check(&grants, &[]))
     }
 

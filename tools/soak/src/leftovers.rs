@@ -26,12 +26,7 @@ pub(crate) struct Leftovers {
 
 /// Waits until the leases of killed workers are over, looks for what is left, and locks each name once, or takes all of
 /// its permits.
-pub(crate) fn find(
-    store: &dyn Store,
-    key: &str,
-    names: u32,
-    ttl: Duration,
-) -> io::Result<Leftovers> {
+pub(crate) fn find(store: &Store, key: &str, names: u32, ttl: Duration) -> io::Result<Leftovers> {
     let mut found = Leftovers {
         left: Vec::new(),
         attempts: ProcessLog {
@@ -39,11 +34,11 @@ pub(crate) fn find(
             ..ProcessLog::default()
         },
     };
-    let url = match store.urls().into_iter().next() {
+    let url = match store.urls.first() {
         Some(url) if !store.is_in_process() => format!("{url}{key}"),
         _ => return Ok(found),
     };
-    thread::sleep(ttl + store.grace());
+    thread::sleep(ttl + store.grace);
     let connections = store.connections()?;
     found.add("connection", connections);
     let keeper = lockkeeper::open(&url).map_err(io::Error::other)?;

@@ -82,7 +82,7 @@ fn run(
     let store = store::start(choice, args)?;
     let rounds = Rounds {
         args,
-        store: &*store,
+        store: &store,
         is_interrupted,
     };
     let mut checker = Checker::new(nanos(args.ttl));

@@ -32,7 +32,7 @@ pub(crate) struct Outcome {
 /// What all rounds of a store share.
 pub(crate) struct Rounds<'a> {
     pub(crate) args: &'a Args,
-    pub(crate) store: &'a dyn Store,
+    pub(crate) store: &'a Store,
     /// Set by Ctrl-C.
     pub(crate) is_interrupted: &'a AtomicBool,
 }
@@ -123,7 +123,7 @@ impl Rounds<'_> {
     /// Returns what every worker is told, apart from its log and its seed.
     fn plan(&self) -> Plan {
         let key = self.key();
-        let urls = self.store.urls().into_iter();
+        let urls = self.store.urls.iter();
         Plan {
             urls: urls.map(|url| format!("{url}{key}")).collect(),
             log: Path::new("").to_owned(),

@@ -2,96 +2,171 @@
 
 mod cluster;
 mod etcd;
-mod memory;
-mod mysql;
-mod postgres;
 mod quorum;
 mod redis;
 mod sentinel;
+mod sessions;
 mod sqlite;
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_testkit::{Daemon, EtcdKind, MySqlKind, PostgresKind, Proxy, RedisKind};
+use lockkeeper_testkit::{
+    EtcdKind, MySqlKind, PostgresKind, Proxy, RedisCluster, RedisKind, TestServer,
+};
 
 use crate::args::{Args, StoreChoice};
 use crate::faults::Lane;
 
 /// A store that this program has started, and can break.
-pub(crate) trait Store: Sync {
-    /// Returns the URLs that a worker opens, ready for `key=value`. The first leads to the store directly, and
+pub(crate) struct Store {
+    /// The URLs that a worker opens, ready for `key=value`. The first leads to the store directly, and
     /// the second through the proxy, if there is one.
-    fn urls(&self) -> Vec<String>;
+    pub(crate) urls: Vec<String>,
+    /// A URL, ready for `key=value`, that only the faults of the store itself break, so that a guard is told of a loss
+    /// at once. `None`: there is none.
+    pub(crate) telling_url: Option<String>,
+    /// How much longer than its ttl a lease may outlive its holder.
+    pub(crate) grace: Duration,
+    /// The faults of the store.
+    pub(crate) faults: Vec<StoreFault>,
+    network: Network,
+    /// Empty if each process has a store of its own.
+    servers: Vec<Arc<dyn TestServer>>,
+}
+
+/// The proxy that leads to the store.
+enum Network {
+    None,
+    Proxy(Arc<Proxy>),
+    /// That of the first node.
+    Cluster(Arc<RedisCluster>),
+}
+
+impl Store {
+    /// Makes a store without a proxy and without faults.
+    fn new(urls: Vec<String>, servers: Vec<Arc<dyn TestServer>>) -> Self {
+        Self {
+            telling_url: urls.first().filter(|_| !servers.is_empty()).cloned(),
+            urls,
+            grace: Duration::from_secs(1),
+            faults: Vec::new(),
+            network: Network::None,
+            servers,
+        }
+    }
+
+    /// Makes a store of one server, and starts a proxy before it.
+    fn behind_proxy(server: Arc<dyn TestServer>, settings: &ServerSettings) -> io::Result<Self> {
+        let addr = server.addr().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let proxy = Proxy::new(addr)?;
+        let urls = [addr, proxy.addr()].map(|it| settings.with_keys(&server.url_via(it)));
+        Ok(Self {
+            network: Network::Proxy(Arc::new(proxy)),
+            ..Self::new(urls.into(), vec![server])
+        })
+    }
 
     /// Returns the proxy.
-    fn proxy(&self) -> Option<&Proxy> {
-        None
+    pub(crate) fn proxy(&self) -> Option<&Proxy> {
+        match &self.network {
+            Network::None => None,
+            Network::Proxy(proxy) => Some(proxy),
+            Network::Cluster(nodes) => nodes.proxies().next(),
+        }
     }
 
     /// Returns whether a lease ends with the connection on which it was granted.
-    fn ends_with_connection(&self) -> bool {
-        false
+    pub(crate) fn ends_with_connection(&self) -> bool {
+        let mut facts = self.servers.iter().map(|server| server.facts());
+        facts.any(|facts| facts.ends_with_connection)
     }
 
     /// Returns whether each process has a store of its own.
-    fn is_in_process(&self) -> bool {
-        false
+    pub(crate) fn is_in_process(&self) -> bool {
+        self.servers.is_empty()
     }
-
-    /// Returns how much longer than its ttl a lease may outlive its holder.
-    fn grace(&self) -> Duration {
-        Duration::from_secs(1)
-    }
-
-    /// Returns a URL, ready for `key=value`, that only the faults of the store itself break, so that a guard is told of a loss
-    /// at once. `None`: there is none.
-    fn telling_url(&self) -> Option<String> {
-        self.urls()
-            .into_iter()
-            .next()
-            .filter(|_| !self.is_in_process())
-    }
-
-    /// Returns the faults of the store.
-    fn faults(&self) -> Vec<StoreFault<'_>>;
 
     /// Returns the connections that are open, when no keeper is.
-    fn connections(&self) -> io::Result<Vec<String>> {
-        Ok(Vec::new())
+    pub(crate) fn connections(&self) -> io::Result<Vec<String>> {
+        let each = self.servers.iter().map(|server| server.connections());
+        Ok(each.collect::<io::Result<Vec<_>>>()?.concat())
     }
 
     /// Returns what is in the store, when all locks are free, apart from what it keeps for a later time.
-    fn entries(&self) -> io::Result<Vec<String>> {
-        Ok(Vec::new())
+    pub(crate) fn entries(&self) -> io::Result<Vec<String>> {
+        let each = self.servers.iter().map(|server| server.leftovers());
+        Ok(each.collect::<io::Result<Vec<_>>>()?.concat())
     }
 }
 
-type Act<'a> = Box<dyn Fn(&mut Lane<'_>) -> io::Result<()> + 'a>;
+type Act = Box<dyn Fn(&mut Lane<'_>) -> io::Result<()> + Send + Sync>;
 
 /// A fault that a store has, and that restores what it broke.
-pub(crate) struct StoreFault<'a> {
+pub(crate) struct StoreFault {
     pub(crate) kind: &'static str,
-    pub(crate) act: Act<'a>,
+    pub(crate) act: Act,
 }
 
-impl<'a> StoreFault<'a> {
+impl StoreFault {
     pub(crate) fn new(
         kind: &'static str,
-        act: impl Fn(&mut Lane<'_>) -> io::Result<()> + 'a,
+        act: impl Fn(&mut Lane<'_>) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
         let act = Box::new(act);
         Self { kind, act }
     }
+
+    /// Stops a server for a while.
+    fn stopped(kind: &'static str, server: &Arc<impl TestServer>) -> Self {
+        let server = Arc::clone(server);
+        Self::new(kind, move |lane| {
+            server.stop()?;
+            lane.spell();
+            server.resume()
+        })
+    }
+
+    /// Kills a server that then knows no lease any more, calls `empty`, and starts it after a while.
+    fn restarted<S: TestServer>(
+        kind: &'static str,
+        server: &Arc<S>,
+        settings: &ServerSettings,
+        empty: fn(&S) -> io::Result<()>,
+    ) -> Self {
+        let (server, is_restart_safe) = (Arc::clone(server), settings.is_restart_safe);
+        Self::new(kind, move |lane| {
+            let kill = || {
+                server.kill();
+                Ok(())
+            };
+            match is_restart_safe {
+                true => kill()?,
+                false => lane.journal.forget(kill)?,
+            }
+            empty(&server)?;
+            lane.spell();
+            TestServer::restart(&*server)
+        })
+    }
+
+    /// Makes a store forget all leases.
+    fn wiped(kind: &'static str, server: &Arc<impl TestServer>) -> Self {
+        let server = Arc::clone(server);
+        Self::new(kind, move |lane| lane.journal.forget(|| server.wipe()))
+    }
 }
 
-impl fmt::Debug for StoreFault<'_> {
+impl fmt::Debug for StoreFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("StoreFault").field(&self.kind).finish()
     }
 }
 
+const REDIS: RedisKind = RedisKind::Redis7;
+const POSTGRES: PostgresKind = PostgresKind::Postgres15;
 /// A leader of 3.4.23 that resumes can end leases that the new leader has renewed, so that a lock has two holders:
 /// <https://github.com/etcd-io/etcd/issues/15247>.
 const ETCD: EtcdKind = EtcdKind::Etcd3_5;
@@ -101,39 +176,33 @@ const ETCD: EtcdKind = EtcdKind::Etcd3_5;
 pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
     match choice {
         StoreChoice::Redis | StoreChoice::Sentinel | StoreChoice::Cluster | StoreChoice::Quorum => {
-            RedisKind::Redis7.ignored()
+            REDIS.ignored()
         }
         StoreChoice::MariaDb => MySqlKind::MariaDb10.ignored(),
         StoreChoice::MySql => MySqlKind::MySql9.ignored(),
-        StoreChoice::Postgres => PostgresKind::Postgres15.ignored(),
+        StoreChoice::Postgres => POSTGRES.ignored(),
         StoreChoice::Etcd => ETCD.ignored(),
         StoreChoice::Memory | StoreChoice::Sqlite | StoreChoice::All => None,
     }
 }
 
 /// Starts a store in a throw-away folder.
-pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Box<dyn Store>> {
-    let settings = ServerSettings::of(args);
-    Ok(match choice {
-        StoreChoice::Memory => Box::new(memory::Memory),
-        StoreChoice::Sqlite => Box::new(sqlite::Sqlite::start()?),
-        StoreChoice::Redis => Box::new(redis::Redis::start(RedisKind::Redis7, settings)?),
-        StoreChoice::Sentinel => Box::new(sentinel::Sentinel::start(RedisKind::Redis7, settings)?),
-        StoreChoice::Cluster => Box::new(cluster::Cluster::start(
-            RedisKind::Redis7,
-            args.names,
-            settings,
-        )?),
-        StoreChoice::Quorum => Box::new(quorum::Quorum::start(RedisKind::Redis7, settings)?),
-        StoreChoice::MariaDb => Box::new(mysql::MySql::start(MySqlKind::MariaDb10, settings)?),
-        StoreChoice::MySql => Box::new(mysql::MySql::start(MySqlKind::MySql9, settings)?),
-        StoreChoice::Postgres => {
-            let kind = PostgresKind::Postgres15;
-            Box::new(postgres::Postgres::start(kind, settings)?)
-        }
-        StoreChoice::Etcd => Box::new(etcd::Etcd::start(ETCD)?),
-        StoreChoice::All => return Err(io::Error::other("`all` is not one store")),
-    })
+pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Store> {
+    let settings = &ServerSettings::of(args);
+    match choice {
+        // It lives and dies with its process, in which two keepers share the locks.
+        StoreChoice::Memory => Ok(Store::new(vec!["memory:soak?".to_owned(); 2], Vec::new())),
+        StoreChoice::Sqlite => sqlite::start(),
+        StoreChoice::Redis => redis::start(settings),
+        StoreChoice::Sentinel => sentinel::start(settings),
+        StoreChoice::Cluster => cluster::start(args.names, settings),
+        StoreChoice::Quorum => quorum::start(settings),
+        StoreChoice::MariaDb => sessions::start_mysql(MySqlKind::MariaDb10, settings),
+        StoreChoice::MySql => sessions::start_mysql(MySqlKind::MySql9, settings),
+        StoreChoice::Postgres => sessions::start_postgres(settings),
+        StoreChoice::Etcd => etcd::start(),
+        StoreChoice::All => Err(io::Error::other("`all` is not one store")),
+    }
 }
 
 /// What all servers have in common.
@@ -152,37 +221,23 @@ impl ServerSettings {
         }
     }
 
-    /// Adds keys to the URL of a server. Replies that take longer than this are lost, so that outages end within
-    /// a round.
+    /// Adds keys to the URL of a server.
     fn with_keys(&self, url: &str) -> String {
         self.with_grace(with_timeouts(url))
     }
 
-    /// Adds `restart_grace` to a URL that is ready for keys.
+    /// Adds `restart_grace` to a URL.
     fn with_grace(&self, mut url: String) -> String {
         if let Some(grace) = self.restart_grace {
             url.push_str(&format!("restart_grace={}ms&", grace.as_millis()));
         }
         url
     }
-
-    /// Kills a server that then knows no lease any more.
-    fn kill(&self, server: &Daemon, lane: &Lane<'_>) -> io::Result<()> {
-        let kill = || {
-            server.kill();
-            Ok(())
-        };
-        if self.is_restart_safe {
-            kill()
-        } else {
-            lane.journal.forget(kill)
-        }
-    }
 }
 
-/// Adds the keys after which a reply is lost.
+/// Adds the keys after which a reply is lost, so that outages end within a round.
 fn with_timeouts(url: &str) -> String {
-    format!("{url}?response_timeout=500ms&connect_timeout=500ms&")
+    format!("{url}response_timeout=500ms&connect_timeout=500ms&")
 }
 
 /// How long a fault lasts beside which something must be granted.

@@ -8,12 +8,12 @@ use crate::store::{Store, StoreFault};
 const PAUSE_MS: std::ops::Range<u64> = 500..5000;
 
 /// Breaks the store until the round is over. Each fault restores what it broke.
-pub(crate) fn run(lane: &mut Lane<'_>, store: &dyn Store) -> io::Result<()> {
-    let mut faults = store.faults();
-    if let Some(url) = store.telling_url() {
-        let losses = move |lane: &mut Lane<'_>| losses::run(lane, &url);
-        faults.push(StoreFault::new("losses in a row", losses));
-    }
+pub(crate) fn run(lane: &mut Lane<'_>, store: &Store) -> io::Result<()> {
+    let losses = store.telling_url.as_ref().map(|url| {
+        let url = url.clone();
+        StoreFault::new("losses in a row", move |lane| losses::run(lane, &url))
+    });
+    let faults: Vec<_> = store.faults.iter().chain(&losses).collect();
     while lane.pause(PAUSE_MS) {
         let Some(fault) = lane.pick(&faults) else {
             break;

@@ -1,102 +1,77 @@
 //! An etcd cluster of three members, and a proxy before one of them.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_testkit::{EtcdCluster, EtcdKind, EtcdOptions, EtcdServer, Proxy};
+use lockkeeper_testkit::{EtcdCluster, EtcdOptions, EtcdServer, Proxy, TestServer};
 
-use super::{Store, StoreFault, with_timeouts};
+use super::{ETCD, Network, Store, StoreFault, with_timeouts};
 use crate::faults::Lane;
 
-pub(super) struct Etcd {
-    proxy: Proxy,
-    cluster: EtcdCluster,
-}
+/// After an election, which may follow the last fault and takes up to two time-outs of a second, every lease lives for
+/// its ttl and a time-out more.
+const GRACE: Duration = Duration::from_secs(4);
 
-impl Etcd {
-    pub(super) fn start(kind: EtcdKind) -> io::Result<Self> {
-        let cluster = EtcdCluster::start(kind, &EtcdOptions::new())?;
-        let members = cluster.members().iter();
-        let addr = members.map(EtcdServer::addr).next();
-        Ok(Self {
-            proxy: Proxy::new(addr.ok_or_else(none)?)?,
-            cluster,
-        })
-    }
-
-    /// Returns the number of the leader, and the member.
-    fn leader(&self) -> io::Result<(usize, &EtcdServer)> {
-        let number = self.cluster.leader(&[])?;
-        let leader = self.cluster.members().get(number);
-        Ok((number, leader.ok_or_else(none)?))
-    }
-
-    /// Deletes the keys of all locks.
-    fn delete_all(&self, lane: &mut Lane<'_>) -> io::Result<()> {
-        let (_, leader) = self.leader()?;
-        lane.journal
-            .forget(|| leader.delete("lockkeeper/").map(drop))
-    }
+pub(super) fn start() -> io::Result<Store> {
+    let cluster = Arc::new(EtcdCluster::start(ETCD, &EtcdOptions::new())?);
+    let first = cluster.members().first().ok_or_else(none)?;
+    let proxy = Proxy::new(first.addr())?;
+    let through = TestServer::url_via(first, proxy.addr());
+    let urls = [format!("{}/?", cluster.url(1)), through].map(|url| with_timeouts(&url));
+    let faults = vec![
+        on_leader("leader stopped", &cluster, |_, (_, leader), lane| {
+            leader.stop()?;
+            lane.spell();
+            leader.cont()
+        }),
+        on_leader("leader killed", &cluster, |_, (_, leader), lane| {
+            leader.kill();
+            lane.spell();
+            leader.restart()
+        }),
+        on_leader("leader cut off", &cluster, |cluster, (number, _), lane| {
+            cut_off(cluster, number, lane)
+        }),
+        on_leader(
+            "follower cut off",
+            &cluster,
+            |cluster, (number, _), lane| cut_off(cluster, (number + 1) % 3, lane),
+        ),
+        StoreFault::wiped("all keys deleted", &cluster),
+    ];
+    Ok(Store {
+        grace: GRACE,
+        faults,
+        network: Network::Proxy(Arc::new(proxy)),
+        ..Store::new(urls.into(), vec![cluster])
+    })
 }
 
 fn none() -> io::Error {
     io::Error::other("the cluster has no member")
 }
 
-impl Store for Etcd {
-    fn urls(&self) -> Vec<String> {
-        let through = format!("etcd://{}", self.proxy.addr());
-        [self.cluster.url(1), through]
-            .map(|url| with_timeouts(&format!("{url}/")))
-            .into()
-    }
+/// The number of a member, and the member.
+type Numbered<'a> = (usize, &'a EtcdServer);
 
-    fn proxy(&self) -> Option<&Proxy> {
-        Some(&self.proxy)
-    }
+fn on_leader(
+    kind: &'static str,
+    cluster: &Arc<EtcdCluster>,
+    act: fn(&EtcdCluster, Numbered<'_>, &mut Lane<'_>) -> io::Result<()>,
+) -> StoreFault {
+    let cluster = Arc::clone(cluster);
+    StoreFault::new(kind, move |lane| {
+        let number = cluster.leader(&[])?;
+        let leader = cluster.members().get(number).ok_or_else(none)?;
+        act(&cluster, (number, leader), lane)
+    })
+}
 
-    /// After an election, which may follow the last fault and takes up to two time-outs of a second, every lease lives for
-    /// its ttl and a time-out more.
-    fn grace(&self) -> Duration {
-        Duration::from_secs(4)
-    }
-
-    fn faults(&self) -> Vec<StoreFault<'_>> {
-        vec![
-            StoreFault::new("leader stopped", |lane| {
-                let (_, leader) = self.leader()?;
-                leader.stop()?;
-                lane.spell();
-                leader.cont()
-            }),
-            StoreFault::new("leader killed", |lane| {
-                let (_, leader) = self.leader()?;
-                leader.kill();
-                lane.spell();
-                leader.restart()
-            }),
-            StoreFault::new("leader cut off", |lane| {
-                let (number, _) = self.leader()?;
-                self.cluster.cut_off(number);
-                lane.spell();
-                self.cluster.join();
-                Ok(())
-            }),
-            StoreFault::new("follower cut off", |lane| {
-                let (number, _) = self.leader()?;
-                self.cluster.cut_off((number + 1) % 3);
-                lane.spell();
-                self.cluster.join();
-                Ok(())
-            }),
-            StoreFault::new("all keys deleted", |lane| self.delete_all(lane)),
-        ]
-    }
-
-    /// Returns all keys but those that a namespace has once.
-    fn entries(&self) -> io::Result<Vec<String>> {
-        let (_, leader) = self.leader()?;
-        let keys = leader.keys("lockkeeper/")?.into_iter().map(|it| it.key);
-        Ok(keys.filter(|key| key.matches('/').count() > 2).collect())
-    }
+/// Cuts a member off from the others for a while.
+fn cut_off(cluster: &EtcdCluster, member: usize, lane: &mut Lane<'_>) -> io::Result<()> {
+    cluster.cut_off(member);
+    lane.spell();
+    cluster.join();
+    Ok(())
 }

@@ -2,114 +2,74 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rusqlite::{Connection, Error, ErrorCode};
-use tempfile::TempDir;
+use lockkeeper_testkit::{SqliteFile, TestServer};
+use rusqlite::{Error, ErrorCode};
 
 use super::{Store, StoreFault};
 use crate::faults::Lane;
-
-/// How long this program waits for a worker that writes. A worker may be stopped while it writes.
-const BUSY: Duration = Duration::from_secs(5);
 
 /// How long a process may go on with deleted files: it compares them with those on disk every 50 ms, and may be
 /// in a transaction.
 const UNNOTICED: Duration = Duration::from_millis(500);
 
-pub(super) struct Sqlite {
-    folder: TempDir,
+pub(super) fn start() -> io::Result<Store> {
+    let file = Arc::new(SqliteFile::new()?);
+    let [busy, emptied, deleted] = [(); 3].map(|()| Arc::clone(&file));
+    let faults = vec![
+        StoreFault::new("write lock taken", move |lane| {
+            unless_busy(be_busy(&busy, lane))
+        }),
+        StoreFault::new("tables emptied", move |lane| {
+            lane.journal.forget(|| unless_busy(emptied.wipe()))
+        }),
+        StoreFault::new("files deleted", move |lane| {
+            let delete = || delete(&deleted.path());
+            lane.journal.forget_of(None, UNNOTICED, delete)
+        }),
+    ];
+    // Two keepers of a process share its locks of the files.
+    Ok(Store {
+        faults,
+        ..Store::new(vec![file.url(); 2], vec![file])
+    })
 }
 
-impl Sqlite {
-    pub(super) fn start() -> io::Result<Self> {
-        Ok(Self {
-            folder: tempfile::Builder::new().prefix("lk-").tempdir()?,
-        })
-    }
+/// Keeps the write lock for a while.
+fn be_busy(file: &Arc<SqliteFile>, lane: &mut Lane<'_>) -> io::Result<()> {
+    let end = Arc::clone(file).cut_off()?;
+    lane.spell();
+    end()
+}
 
-    fn path(&self) -> PathBuf {
-        self.folder.path().join("locks.db")
+/// Deletes the files. Workers that have them open must notice.
+fn delete(file: &Path) -> io::Result<()> {
+    for suffix in ["", "-wal", "-shm"] {
+        match fs::remove_file(format!("{}{suffix}", file.display())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
     }
-
-    fn connect(&self) -> Result<Connection, Error> {
-        let connection = Connection::open(self.path())?;
-        connection.busy_timeout(BUSY)?;
-        Ok(connection)
-    }
-
-    /// Keeps the write lock for a while.
-    fn be_busy(&self, lane: &mut Lane<'_>) -> Result<(), Error> {
-        let writer = self.connect()?;
-        writer.execute_batch("BEGIN IMMEDIATE")?;
-        lane.spell();
-        writer.execute_batch("ROLLBACK")
-    }
-
-    /// Empties the tables.
-    fn wipe(&self, lane: &Lane<'_>) -> io::Result<()> {
-        const EMPTY: &str = "BEGIN IMMEDIATE;
-            DELETE FROM waiter; DELETE FROM lock WHERE name <> ''; UPDATE lock SET epoch = 0;
-            COMMIT;";
-        let wipe = || self.connect()?.execute_batch(EMPTY);
-        lane.journal.forget(|| unless_busy(wipe()))
-    }
-
-    /// Deletes the files. Workers that have them open must notice.
-    fn delete(&self, lane: &Lane<'_>) -> io::Result<()> {
-        let delete = || {
-            for suffix in ["", "-wal", "-shm"] {
-                let path = self.folder.path().join(format!("locks.db{suffix}"));
-                match fs::remove_file(path) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                    _ => {}
-                }
-            }
-            Ok(())
-        };
-        lane.journal.forget_of(None, UNNOTICED, delete)
-    }
+    Ok(())
 }
 
 /// Leaves a fault out if the file is busy, or does not exist yet.
-fn unless_busy(result: Result<(), Error>) -> io::Result<()> {
-    match result {
-        Err(Error::SqliteFailure(failure, _))
-            if matches!(
-                failure.code,
-                ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::Unknown
-            ) =>
-        {
-            Ok(())
-        }
-        other => other.map_err(io::Error::other),
-    }
-}
-
-impl Store for Sqlite {
-    /// Two keepers of a process share its locks of the files.
-    fn urls(&self) -> Vec<String> {
-        vec![format!("sqlite:{}?", self.path().display()); 2]
-    }
-
-    fn faults(&self) -> Vec<StoreFault<'_>> {
-        vec![
-            StoreFault::new("write lock taken", |lane| unless_busy(self.be_busy(lane))),
-            StoreFault::new("tables emptied", |lane| self.wipe(lane)),
-            StoreFault::new("files deleted", |lane| self.delete(lane)),
-        ]
-    }
-
-    fn entries(&self) -> io::Result<Vec<String>> {
-        const ROWS: &str = "SELECT 'lock ' || namespace || ' ' || name FROM lock WHERE name <> ''
-            UNION ALL SELECT 'waiter ' || namespace || ' ' || name FROM waiter";
-        let rows = || -> Result<Vec<String>, Error> {
-            let connection = self.connect()?;
-            let mut statement = connection.prepare(ROWS)?;
-            let rows = statement.query_map((), |row| row.get(0))?;
-            rows.collect()
-        };
-        rows().map_err(io::Error::other)
+fn unless_busy(result: io::Result<()>) -> io::Result<()> {
+    let Err(error) = result else {
+        return Ok(());
+    };
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    let code = cause.and_then(Error::sqlite_error_code);
+    let left_out = [
+        ErrorCode::DatabaseBusy,
+        ErrorCode::DatabaseLocked,
+        ErrorCode::Unknown,
+    ];
+    match code.is_some_and(|code| left_out.contains(&code)) {
+        true => Ok(()),
+        false => Err(error),
     }
 }

@@ -1,0 +1,130 @@
+//! The cases, each for every kind of server.
+
+use lockkeeper_compare::{Comparison, Error, Scenario, Strategy};
+use lockkeeper_testkit::{
+    EtcdServer, MySqlServer, PostgresServer, RedisServer, StoreKind, TestServer,
+};
+
+use crate::known_for;
+use crate::rig::{PASSWORD, as_server, assert_cleaned_up, gather, of, rows, run, start};
+
+type Case = (&'static str, fn(StoreKind));
+
+pub(crate) const CASES: &[Case] = &[
+    (
+        "every_row_has_its_expected_verdict",
+        every_row_has_its_expected_verdict,
+    ),
+    (
+        "every_form_of_url_reaches_the_server",
+        every_form_of_url_reaches_the_server,
+    ),
+    ("passwords_are_not_shown", passwords_are_not_shown),
+];
+
+fn every_row_has_its_expected_verdict(kind: StoreKind) {
+    let server = start(kind, false);
+    let rows = rows(&Comparison::new().threads(20), &server.url());
+    known_for::assert_known(kind, &rows);
+    if let Some(server) = as_server(&*server) {
+        known_for::assert_counted(server);
+    }
+    assert_cleaned_up(&*server);
+}
+
+/// Returns the forms of the URL of a server with TLS.
+fn forms_of_url(server: &dyn TestServer) -> Vec<String> {
+    let socket = server.socket_url().unwrap_or_default();
+    let login = |user, database| format!("user={user}&password={PASSWORD}&db={database}");
+    let url = server.url();
+    if let Some(server) = as_server::<RedisServer>(server) {
+        let (addr, tls) = (server.addr(), server.tls_url().unwrap());
+        let authority = server.certificates().unwrap().authority.display();
+        return vec![
+            format!("{}/3", server.url()),
+            format!("redis://{addr}?db=3&user=default&password={PASSWORD}"),
+            format!("{socket}password={PASSWORD}"),
+            format!("{tls}?ca_file={authority}"),
+        ];
+    }
+    if let Some(server) = as_server::<MySqlServer>(server) {
+        let authority = server.certificates().unwrap().authority.display();
+        let login = login(MySqlServer::USER, MySqlServer::DATABASE);
+        return vec![
+            url.replacen("mysql:", "mariadb:", 1),
+            format!("mysql://{}?{login}", server.addr()),
+            format!("mysql:?socket={}&{login}", server.socket().display()),
+            format!("{}?tls=on&ca_file={authority}", server.url()),
+        ];
+    }
+    if let Some(server) = as_server::<PostgresServer>(server) {
+        let authority = server.certificates().unwrap().authority.display();
+        let login = login(PostgresServer::USER, PostgresServer::DATABASE);
+        return vec![
+            url.replacen("postgres:", "postgresql:", 1),
+            format!("postgres:?socket={}&{login}", server.socket().display()),
+            format!("{url}tls=on&ca_file={authority}"),
+        ];
+    }
+    let server = as_server::<EtcdServer>(server).unwrap();
+    let (tls, addr) = (server.tls_url().unwrap(), server.addr());
+    let authority = server.certificates().unwrap().authority.display();
+    vec![
+        format!("{tls}?ca_file={authority}"),
+        // The first of the two members is down.
+        format!("etcd://127.0.0.1:1,{addr}"),
+    ]
+}
+
+fn every_form_of_url_reaches_the_server(kind: StoreKind) {
+    let server = start(kind, true);
+    // These have connections of their own.
+    let only = gather().threads(10).strategies([
+        Strategy::Optimistic,
+        Strategy::NamedLock,
+        Strategy::EtcdctlLock,
+        Strategy::SetnxSpin,
+        Strategy::Lockkeeper,
+    ]);
+    for url in forms_of_url(&*server) {
+        let rows = rows(&only, &url);
+        assert!(rows.len() >= 2, "{rows:#?}");
+        for row in &rows {
+            assert_eq!(row.admitted, 5, "{row:?}");
+        }
+        of(&rows, Scenario::Gather, Strategy::Lockkeeper);
+        assert_cleaned_up(&*server);
+    }
+}
+
+fn passwords_are_not_shown(kind: StoreKind) {
+    const SECRET: &str = "swordfish-4711";
+
+    let server = start(kind, true);
+    let url = server.url();
+    let (scheme, _) = url.split_once(':').unwrap();
+    let addr = server.addr().unwrap();
+    let mut refused = vec![
+        (format!("{scheme}://me:{SECRET}@{addr}/x?tlt=5s"), false),
+        (format!("{scheme}://me:{SECRET}@[::1/"), false),
+    ];
+    // An etcd without users refuses no password.
+    if !matches!(kind, StoreKind::Etcd(_)) {
+        refused.push((format!("{scheme}://me:{SECRET}@{addr}"), true));
+        let keys = format!("user=me&password={SECRET}");
+        refused.push((format!("{scheme}://{addr}?{keys}"), true));
+    }
+    for (url, is_valid) in refused {
+        let error = run(&Comparison::new(), &url, SECRET).unwrap_err();
+        assert_eq!(matches!(error, Error::Failed(_)), is_valid, "{error}");
+        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    }
+    if as_server::<MySqlServer>(&*server).is_some() {
+        let without = url.replace(MySqlServer::DATABASE, "");
+        let error = run(&Comparison::new(), &without, PASSWORD).unwrap_err();
+        assert!(
+            matches!(&error, Error::Invalid(text) if text.contains("names no database")),
+            "{error}"
+        );
+    }
+}
