@@ -1,6 +1,7 @@
 //! A session without locks of this library, for the programs of this project that compare and measure.
 //!
-//! Hidden, and not part of the interface: it has what those programs need, and nothing else.
+//! Hidden, and not part of the interface: it has what those programs need, and nothing else. It is in this package
+//! because it connects as a URL says, with TLS, socket and login: a client of its own would repeat that.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -4,14 +4,12 @@
 //! The counter does not say which process holds a permit, and has no time to live. The permits of a process
 //! that died stay counted forever, and each such process leaves fewer for the others.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use redis::cmd;
 
 use super::lock::{Held, Lock, LockRequest};
-use super::redis::Client;
+use super::redis::{Client, LeftKeys};
 use crate::error::Error;
 
 /// Between two attempts, as the spin locks have it.
@@ -19,14 +17,13 @@ const PACE: Duration = Duration::from_millis(100);
 
 pub(super) struct IncrDecr {
     client: Client,
-    /// All counters that were used: a comparison leaves nothing on the server, though the recipe does.
-    keys: Mutex<BTreeSet<String>>,
+    used: LeftKeys,
 }
 
 impl IncrDecr {
     pub(super) fn new(client: Client) -> Self {
-        let keys = Mutex::default();
-        Self { client, keys }
+        let used = LeftKeys::new(&client);
+        Self { client, used }
     }
 }
 
@@ -34,7 +31,7 @@ impl Lock for IncrDecr {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         // An exclusive lock is one permit.
         let limit = i64::from(request.mode.limit().unwrap_or(1));
-        self.keys.lock().insert(name.to_owned());
+        self.used.add(name);
         self.client.cancel.retry(
             request.wait,
             || PACE,
@@ -49,14 +46,5 @@ impl Lock for IncrDecr {
                 Ok(None)
             },
         )
-    }
-}
-
-impl Drop for IncrDecr {
-    fn drop(&mut self) {
-        for name in self.keys.get_mut().iter() {
-            // If the server is gone, the key is gone, too.
-            let _ = self.client.send::<()>(cmd("DEL").arg(name));
-        }
     }
 }

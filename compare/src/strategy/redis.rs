@@ -1,11 +1,12 @@
 //! What the Redis recipes share: a connection, and names for owners.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use ::redis::{Cmd, Connection, FromRedisValue, RedisResult, Script, ToRedisArgs};
+use ::redis::{Cmd, Connection, FromRedisValue, RedisResult, Script, ToRedisArgs, cmd};
 use parking_lot::Mutex;
 
 use crate::cancel::Cancellation;
@@ -51,6 +52,33 @@ impl Client {
         let script = Script::new(script);
         let mut invocation = script.key(keys);
         invocation.arg(args).invoke(&mut *self.connection.lock())
+    }
+}
+
+/// The keys that a recipe leaves on the server. They are deleted when this is dropped: a comparison leaves nothing there.
+pub(super) struct LeftKeys {
+    client: Client,
+    names: Mutex<BTreeSet<String>>,
+}
+
+impl LeftKeys {
+    pub(super) fn new(client: &Client) -> Self {
+        let names = Mutex::default();
+        let client = client.clone();
+        Self { client, names }
+    }
+
+    pub(super) fn add(&self, name: &str) {
+        self.names.lock().insert(name.to_owned());
+    }
+}
+
+impl Drop for LeftKeys {
+    fn drop(&mut self) {
+        for name in self.names.get_mut().iter() {
+            // If the server is gone, the key is gone, too.
+            let _ = self.client.send::<()>(cmd("DEL").arg(name));
+        }
     }
 }
 

@@ -4,15 +4,13 @@
 //! forever. With one, the lock can expire during the work. The value does not say which process
 //! holds the lock, so the late holder's `DEL` then frees another holder's lock. Nothing renews it.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper::LeasePolicy;
-use parking_lot::Mutex;
 use redis::cmd;
 
 use super::lock::{Held, Lock, LockRequest};
-use super::redis::{Client, milliseconds};
+use super::redis::{Client, LeftKeys, milliseconds};
 use crate::error::Error;
 
 /// Between two attempts, as in the write-up.
@@ -20,15 +18,13 @@ const PACE: Duration = Duration::from_millis(100);
 
 pub(super) struct SetnxUnsafe {
     client: Client,
-    /// All keys that were ever set: a comparison leaves nothing on the server, though the recipe
-    /// does.
-    keys: Mutex<BTreeSet<String>>,
+    used: LeftKeys,
 }
 
 impl SetnxUnsafe {
     pub(super) fn new(client: Client) -> Self {
-        let keys = Mutex::default();
-        Self { client, keys }
+        let used = LeftKeys::new(&client);
+        Self { client, used }
     }
 }
 
@@ -39,7 +35,7 @@ impl Lock for SetnxUnsafe {
         if let LeasePolicy::Fixed { ttl } = request.lease {
             set.arg("PX").arg(milliseconds(ttl));
         }
-        self.keys.lock().insert(name.to_owned());
+        self.used.add(name);
         self.client.cancel.retry(
             request.wait,
             || PACE,
@@ -52,14 +48,5 @@ impl Lock for SetnxUnsafe {
                 }))
             },
         )
-    }
-}
-
-impl Drop for SetnxUnsafe {
-    fn drop(&mut self) {
-        for name in self.keys.get_mut().iter() {
-            // If the server is gone, the key is gone, too.
-            let _ = self.client.send::<()>(cmd("DEL").arg(name));
-        }
     }
 }
