@@ -1,6 +1,8 @@
-//! Losses in a row: an operator takes names from one keeper, one soon after the other.
+//! Losses in a row: an operator takes names from one keeper, one soon after the other. How soon the guards are told is
+//! counted without the time by which this program's own timers are late.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,6 +11,7 @@ use lockkeeper::clock::{Clock as _, SystemClock};
 use lockkeeper::{LockGuard, LockKeeper};
 
 use super::{Lane, lock};
+use crate::log::nanos;
 
 /// How many names are taken, and how soon one after the other.
 pub(crate) const LOSSES: usize = 30;
@@ -45,25 +48,55 @@ pub(super) fn run(lane: &Lane<'_>, url: &str) -> io::Result<()> {
         let guards = threads.into_iter().filter_map(|it| it.join().ok());
         guards.flatten().collect()
     });
+    let (is_over, late) = (AtomicBool::new(false), AtomicU64::new(0));
+    let told = thread::scope(|scope| {
+        scope.spawn(|| measure_lateness(&is_over, &late));
+        let told = take_all(lane, &operator, &guards);
+        is_over.store(true, Ordering::Relaxed);
+        told
+    });
+    // What is as late as a timer of this program says nothing about the library.
+    let late = Duration::from_nanos(late.into_inner());
+    for after in told {
+        lane.journal.told(after.saturating_sub(late));
+    }
+    Ok(())
+}
+
+/// Takes the names one soon after the other. Returns how soon each guard was told.
+fn take_all(lane: &Lane<'_>, operator: &LockKeeper, guards: &[LockGuard]) -> Vec<Duration> {
     let lost: Vec<_> = guards.iter().map(note_loss).collect();
     let mut taken = Vec::new();
     for (guard, lost) in guards.iter().zip(&lost) {
         let next = Instant::now() + APART;
-        if guard.is_held() && take(&operator, guard) {
+        if guard.is_held() && take(operator, guard) {
             taken.push((Instant::now(), lost));
         }
         if !lane.pause_for(next.saturating_duration_since(Instant::now())) {
             break;
         }
     }
-    for (at, lost) in taken {
+    let told = taken.into_iter().map(|(at, lost)| {
         while lock(lost).is_none() && at.elapsed() < CALL {
             thread::sleep(Duration::from_millis(1));
         }
         let told = lock(lost).unwrap_or_else(Instant::now);
-        lane.journal.told(told.saturating_duration_since(at));
+        told.saturating_duration_since(at)
+    });
+    told.collect()
+}
+
+/// Measures by how many nanoseconds a timer of this program is late at most.
+fn measure_lateness(is_over: &AtomicBool, late: &AtomicU64) {
+    const NAP: Duration = Duration::from_millis(5);
+    while !is_over.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        thread::sleep(NAP);
+        late.fetch_max(
+            nanos(began.elapsed().saturating_sub(NAP)),
+            Ordering::Relaxed,
+        );
     }
-    Ok(())
 }
 
 fn acquire(keeper: &LockKeeper, number: usize) -> Option<LockGuard> {
