@@ -3,11 +3,12 @@
 use std::any::Any;
 use std::env;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use lockkeeper_compare::{Comparison, Error, Report, Row, Scenario, Strategy, holder};
 use lockkeeper_testkit::{
     EtcdOptions, EtcdServer, MySqlOptions, MySqlServer, PostgresOptions, PostgresServer,
-    RedisOptions, RedisServer, StoreKind, TestServer, until,
+    RedisOptions, RedisServer, StoreKind, TestServer, until, with_timeouts,
 };
 use serde_json::json;
 
@@ -40,7 +41,8 @@ pub(crate) fn start(kind: StoreKind, is_tls: bool) -> Box<dyn TestServer> {
         }
         StoreKind::MySql(kind) => {
             // Some strategies take a connection for each thread.
-            let options = MySqlOptions::new().config("max-connections", "300");
+            let options = MySqlOptions::new().show_locks();
+            let options = options.config("max-connections", "300");
             let options = if is_tls { options.tls() } else { options };
             Box::new(MySqlServer::start(kind, &options).unwrap())
         }
@@ -110,9 +112,11 @@ pub(crate) fn run(comparison: &Comparison, url: &str, secret: &str) -> Result<Re
     result
 }
 
-/// Returns the rows of a comparison that ran to its end, with the verdicts that they must have.
+/// Returns the rows of a comparison that ran to its end, with the verdicts that they must have. On a busy machine, a
+/// reply takes its time.
 pub(crate) fn rows(comparison: &Comparison, url: &str) -> Vec<Row> {
-    let report = run(comparison, url, PASSWORD).unwrap();
+    let url = with_timeouts(url, Duration::from_secs(30));
+    let report = run(comparison, &url, PASSWORD).unwrap();
     assert!(report.ended_by.is_none(), "{:?}", report.ended_by);
     for row in &report.rows {
         assert_eq!(row.verdict, row.expected, "{row:?}");
