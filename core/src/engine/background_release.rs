@@ -381,3 +381,36 @@ fn not_released(cause: Error) -> Error {
     let text = "the guard was dropped, and the store gave no answer to its release; it frees the lock after its ttl at the latest";
     Error::new(cause.kind(), text).with_source(cause)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+    use std::thread;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn wait_for_releases_ends_with_the_last_of_them_or_at_its_limit() {
+        let releases = Arc::new(BackgroundReleases::new(1));
+        assert!(releases.begin() && releases.begin());
+        releases.wait_until_done(Duration::ZERO);
+        assert_eq!(releases.pending(), 2);
+        let waits = Arc::clone(&releases);
+        let (sender, ended) = channel();
+        thread::spawn(move || {
+            waits.wait_until_done(100 * LIMIT);
+            sender.send(waits.pending()).unwrap();
+        });
+        releases.finish();
+        assert_eq!(
+            ended.recv_timeout(Duration::ZERO),
+            Err(RecvTimeoutError::Timeout)
+        );
+        releases.finish();
+        assert_eq!(ended.recv_timeout(LIMIT), Ok(0));
+        releases.finish();
+        assert_eq!(releases.pending(), 0);
+    }
+}

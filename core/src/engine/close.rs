@@ -93,3 +93,38 @@ impl Engine {
         Error::new(ErrorKind::Cancelled, text)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// [`Engine::close`] would wait on for 2 s.
+    #[test]
+    fn end_of_an_acquisition_is_notified_once_the_keeper_is_closed() {
+        let closing = Arc::new(Closing::new());
+        // It locks nothing, and returns at once.
+        let locked = lock(&closing.waiting);
+        closing.notify();
+        drop(locked);
+        closing.token.cancel();
+        assert!(closing.child.is_cancelled());
+        let (sender, events) = channel();
+        let waits = Arc::clone(&closing);
+        thread::spawn(move || {
+            let waiting = lock(&waits.waiting);
+            sender.send(()).unwrap();
+            drop(wait(&waits.changed, waiting, None));
+            sender.send(()).unwrap();
+        });
+        events.recv_timeout(LIMIT).unwrap();
+        // It locks what the other thread releases when it waits.
+        closing.notify();
+        events.recv_timeout(LIMIT).expect("it is notified");
+    }
+}

@@ -436,4 +436,16 @@ mod tests {
         assert!(hold.wait_to_renew(&clock).is_none());
         assert!(hold.take_to_renew(&clock).is_none());
     }
+
+    #[test]
+    fn guard_of_any_number_ends_by_itself() {
+        let hold = hold(ManualClock::new().now());
+        for number in [1, 64, 70, 127] {
+            assert!(!hold.is_ended(number));
+            hold.end_guard(number);
+            assert!(hold.is_ended(number));
+        }
+        let ended: Vec<_> = (0..128).filter(|number| hold.is_ended(*number)).collect();
+        assert_eq!(ended, [1, 64, 70, 127]);
+    }
 }

@@ -148,3 +148,32 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_error_without_a_reply_says_that_the_store_is_silent() {
+        let of_kind = |kind| Error::new(kind, "the test's store says so");
+        let news = |error: &Error| match of_error(error) {
+            News::Reply => "reply",
+            News::Loss => "loss",
+            News::NoReply(_) => "no reply",
+            News::Nothing => "nothing",
+        };
+        for (error, expected) in [
+            (of_kind(ErrorKind::Unavailable), "no reply"),
+            (of_kind(ErrorKind::Unknown), "no reply"),
+            (of_kind(ErrorKind::PoolExhausted), "nothing"),
+            (of_kind(ErrorKind::Cancelled), "nothing"),
+            (of_kind(ErrorKind::InvalidName), "reply"),
+            (Error::name_unavailable("moved"), "reply"),
+        ] {
+            assert_eq!(news(&error), expected, "{error}");
+        }
+        assert!(matches!(of_attempt(&Ok(None)), News::Reply));
+        assert!(matches!(of_lease(&Ok(true)), News::Reply));
+        assert!(matches!(of_lease(&Ok(false)), News::Loss));
+    }
+}

@@ -215,6 +215,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::cancel::CancelToken;
     use crate::clock::{Clock, ManualClock};
 
     fn error(kind: ErrorKind) -> Error {
@@ -252,5 +253,81 @@ mod tests {
         }
         let shortest = Duration::from_millis(5 + 10 + 20);
         assert!(began.elapsed() >= shortest);
+    }
+
+    /// Which failures another attempt follows, and what the last one means.
+    #[test]
+    fn kind_of_a_failure_decides_whether_it_is_repeated_and_what_it_means() {
+        use ErrorKind::{InvalidName, PoolExhausted, Unavailable, Unknown};
+
+        let of_name = Error::name_unavailable("moved");
+        // Whether another attempt follows; after a lost reply; as a release in the background.
+        let cases = [
+            (error(Unknown), [true, true, true], Unknown),
+            (error(Unavailable), [false, true, false], Unavailable),
+            (of_name, [true, true, true], Unavailable),
+            (error(PoolExhausted), [false, false, true], PoolExhausted),
+            (error(InvalidName), [false, false, false], InvalidName),
+        ];
+        for (failure, expected, kind) in cases {
+            let clock = ManualClock::new();
+            let new = || Retry::new(limits(&clock), clock.now());
+            let mut after_lost_reply = new();
+            after_lost_reply.pause(&error(Unknown), None).unwrap();
+            let mut retries = [new(), after_lost_reply, new().continued(None)];
+            let repeated = retries
+                .each_mut()
+                .map(|it| it.pause(&failure, None).is_ok());
+            assert_eq!(repeated, expected, "{failure}");
+
+            let last = retries.each_mut().map(|it| it.last(failure.clone()).kind());
+            let lost = if kind == InvalidName { kind } else { Unknown };
+            assert_eq!(last, [kind, lost, kind], "{failure}");
+        }
+    }
+
+    #[test]
+    fn limit_of_retries_begins_with_the_first_failure() {
+        let (clock, second) = (ManualClock::new(), Duration::from_secs(1));
+        let mut retry = Retry::new(limits(&clock), clock.now());
+        retry.limit_to(5 * second);
+        clock.advance(20 * second);
+        for _ in 0..2 {
+            assert!(retry.pause(&error(ErrorKind::Unknown), None).is_ok());
+            clock.advance(2 * second);
+        }
+        clock.advance(second);
+        assert!(retry.pause(&error(ErrorKind::Unknown), None).is_err());
+    }
+
+    /// A store that showed a holder and fails behind the deadline is asked once more, unless a reply was lost.
+    #[test]
+    fn store_is_asked_once_more_at_the_deadline() {
+        for (kind, again) in [(ErrorKind::Unavailable, true), (ErrorKind::Unknown, false)] {
+            for answered in [true, false] {
+                let (clock, gate) = (ManualClock::new(), OutageGate::new());
+                let mut retry = Retry::new(limits(&clock), clock.now());
+                retry.ride_out(&gate);
+                let answered_at = answered.then(|| clock.now());
+                clock.advance(Duration::from_secs(60));
+                let paused = retry.pause(&error(kind), answered_at);
+                assert_eq!(paused.is_ok(), again && answered);
+                assert!(retry.pause(&error(kind), answered_at).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn cancel_ends_the_retries() {
+        let (clock, gate, cancel) = (ManualClock::new(), OutageGate::new(), CancelToken::new());
+        let limits = Limits {
+            cancel: Some(&cancel),
+            ..limits(&clock)
+        };
+        let mut retry = Retry::new(limits, clock.now());
+        retry.ride_out(&gate);
+        assert!(retry.pause(&error(ErrorKind::Unavailable), None).is_ok());
+        cancel.cancel();
+        assert!(retry.pause(&error(ErrorKind::Unavailable), None).is_err());
     }
 }

@@ -1,17 +1,19 @@
 //! Grants that are confirmed by a renewal, and whose callers do not wait for it.
 
-use lockkeeper_core::{AcquireOptions, ErrorKind};
+use lockkeeper_core::{AcquireOptions, ErrorKind, LockKeeper};
 
-use crate::answers::{Grants, Renewals};
+use crate::answers::{Grants, Releases, Renewals};
+use crate::scripted_store::ScriptedStore;
 use crate::steps::{SECOND, batching, eventually, failed, spawn_acquire};
 
 /// The reply to the confirmation comes when the caller has gone.
 #[test]
 fn lease_of_a_caller_that_has_gone_is_released_unless_it_had_ended() {
-    for (renewal, releases) in [
-        (Renewals::Work, 1),
-        (Renewals::Fail, 1),
-        (Renewals::Lost, 0),
+    for (renewal, release, releases) in [
+        (Renewals::Work, Releases::Work, 1),
+        (Renewals::Work, Releases::RequestLost, 2),
+        (Renewals::Fail, Releases::Work, 1),
+        (Renewals::Lost, Releases::Work, 0),
     ] {
         let (store, keeper) = batching();
         store.grants(Grants::Late(5 * SECOND));
@@ -20,20 +22,27 @@ fn lease_of_a_caller_that_has_gone_is_released_unless_it_had_ended() {
         store.wait_for("late", "renew", 1);
         store.clock.advance(6 * SECOND);
         assert_eq!(failed(late).kind(), ErrorKind::Unknown);
+        store.releases(release);
         store.renewals("late", renewal);
-        // A thread asks alone when the batch with the confirmation is done.
-        eventually("the batch is done", || {
-            let batches = || {
-                let mut count = 0;
-                store.set(|state| count = state.batches.len());
-                count
-            };
-            let before = batches();
-            drop(keeper.lock("other").unwrap());
-            batches() == before
-        });
-        store.wait_for("late", "release", releases);
+        match releases {
+            0 => wait_until_batch_is_done(&store, &keeper),
+            _ => store.wait_for("late", "release", releases),
+        }
         eventually("no release is left", || keeper.pending_releases() == 0);
         assert_eq!(store.count("late", "release"), releases, "{renewal:?}");
     }
+}
+
+/// A thread asks alone when no batch is under way.
+fn wait_until_batch_is_done(store: &ScriptedStore, keeper: &LockKeeper) {
+    let batches = || {
+        let mut count = 0;
+        store.set(|state| count = state.batches.len());
+        count
+    };
+    eventually("the batch is done", || {
+        let before = batches();
+        drop(keeper.lock("other").unwrap());
+        batches() == before
+    });
 }

@@ -9,6 +9,7 @@
 )]
 
 mod answers;
+mod batched_attempts;
 mod bounds;
 mod close;
 mod confirm;

@@ -337,6 +337,7 @@ impl Backend for ScriptedStore {
 
     fn abandon(&self, request: &AcquireRequest<'_>) {
         let name = request.name().as_str();
+        assert!(request.end() > request.now(), "it has no time");
         let mut state = self.record(name, "abandon");
         while state.abandons_hang {
             state = self.wait(state);

@@ -1,8 +1,10 @@
 //! What one call of the batches answers after the other: the numbers of requests, and what a batch takes.
 
 use shuttle::sync::Arc;
+use shuttle::thread;
 
-use crate::batch::{Batches, Entry, Kind, UnderWay};
+use crate::batch::{Batches, Entry, Kind, NoReply, UnderWay};
+use crate::check;
 
 enum Numbers {}
 
@@ -108,5 +110,17 @@ fn only_the_request_that_is_under_way_is_overtaken() {
             overtaking,
             "none is left"
         );
+    });
+}
+
+#[test]
+fn wait_that_is_woken_is_no_time_out() {
+    check(|| {
+        let requests = Requests::new();
+        let entry = Entry::<Numbers>::new(1, requests.callers());
+        let unparked = Arc::clone(&entry);
+        let unparks = thread::spawn(move || unparked.unpark());
+        assert!(matches!(entry.wait(None), Err(NoReply::Woken)));
+        unparks.join().unwrap();
     });
 }
