@@ -185,7 +185,7 @@ mod tests {
     use std::sync::mpsc::{RecvTimeoutError, channel};
 
     use super::*;
-    use crate::clock::SystemClock;
+    use crate::clock::{ManualClock, SystemClock};
 
     #[test]
     fn note_during_a_poll_is_not_missed() {
@@ -202,6 +202,22 @@ mod tests {
             polled.recv_timeout(Duration::from_secs(30)).unwrap();
         }
         timer.stop();
+    }
+
+    #[test]
+    fn clock_that_is_moved_by_hand_tells_of_the_smallest_jump() {
+        let clock = ManualClock::new();
+        let timer = Timer::new(Arc::new(clock.clone()));
+        let (sender, polled) = channel();
+        let poll = move |tick: Tick| {
+            sender.send(tick.jumped).ok()?;
+            Some(HostInstant::NEVER)
+        };
+        timer.start("test-timer", poll).unwrap();
+        let limit = Duration::from_secs(30);
+        assert_eq!(polled.recv_timeout(limit), Ok(false));
+        clock.advance(Duration::from_nanos(1));
+        assert_eq!(polled.recv_timeout(limit), Ok(true));
     }
 
     #[test]

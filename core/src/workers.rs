@@ -215,6 +215,39 @@ mod tests {
         assert_eq!(queue.take(), None);
         queue.end('a');
         assert_eq!(queue.take(), Some(('a', 4)));
+        queue.end('a');
+        queue.end('a');
+        assert!(queue.kinds.is_empty(), "no kind stays without jobs");
+    }
+
+    /// Ends a test's wait that would last forever.
+    fn until(is_true: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !is_true() {
+            assert!(began.elapsed() < Duration::from_secs(60));
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn threads_join_only_after_a_time_without_progress() {
+        let workers = Workers::new("test-work", 1);
+        let (end, ended) = channel::<()>();
+        let ended = Arc::new(Mutex::new(ended));
+        let run = move |is_hanging: bool| !is_hanging || lock(&ended).recv().is_ok();
+        workers.push(vec![('a', false)], &run);
+        until(|| lock(&workers.state).idle == 1);
+        workers.push(vec![('a', true)], &run);
+        until(|| lock(&workers.state).queue.running() == 1);
+        assert!(!workers.push(vec![('a', true)], &run), "one of a kind");
+        lock(&workers.state).progress = Instant::now() + Duration::from_secs(3600);
+        assert!(workers.push(vec![('b', true)], &run));
+        assert_eq!(lock(&workers.state).threads, 1, "it was just taken");
+        lock(&workers.state).progress = Instant::now() - MAX_QUEUED;
+        workers.push(Vec::new(), &run);
+        assert_eq!(lock(&workers.state).threads, 2);
+        workers.stop();
+        drop(end);
     }
 
     #[test]
