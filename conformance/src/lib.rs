@@ -51,6 +51,7 @@ mod child;
 mod child_process;
 mod fixture;
 mod history;
+mod lateness;
 mod mode_text;
 mod modes;
 mod recorder;

@@ -1,49 +1,58 @@
 //! Rule 4: a lease is renewed while its guard exists, and a missing reply moves no deadline.
 
-use lockkeeper_core::{LockGuard, Released, WaitOutcome};
+use std::time::Duration;
+
+use lockkeeper_core::{LeasePolicy, LockGuard, Released, WaitOutcome};
 
 use crate::modes::{stays_busy, take_in};
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 
+fn renewed(ttl: Duration) -> LeasePolicy {
+    LeasePolicy::Renewed { ttl }
+}
+
 /// The keeper is dropped meanwhile, and its guard is held on.
 pub(super) fn lease_is_renewed_beyond_its_ttl(rig: &Rig<'_>) -> Outcome {
-    let lease = rig.renewed(5_000);
     rig.each_pair(|pair| {
         let name = pair.name();
-        let held = take_in(&rig.keeper_with(lease), &name, pair.held);
-        stays_busy(&rig.keeper(), &name, pair.rival, lease.ttl());
-        assert!(held.is_held(), "{pair:?}");
-        let released = held.release().expect("the store replies");
-        assert_eq!(released, Released::Done, "{pair:?}");
-        Ok(())
+        rig.with_renewed_ttl(5_000, |ttl| {
+            let held = take_in(&rig.keeper_with(renewed(ttl)), &name, pair.held);
+            stays_busy(&rig.keeper(), &name, pair.rival, ttl);
+            assert!(held.is_held(), "{pair:?}");
+            let released = held.release().expect("the store replies");
+            assert_eq!(released, Released::Done, "{pair:?}");
+            Ok(())
+        })
     })
 }
 
 pub(super) fn outage_shorter_than_the_lease_keeps_the_lock(rig: &Rig<'_>) -> Outcome {
-    let recorder = rig.recorder();
-    let lease = rig.renewed(9_000);
-    let keeper = build(rig.builder().lease(lease).observer(recorder.clone()));
-    let guard = take(&keeper, "a");
-    let fault = rig.cut_off()?;
-    let renewed = recorder.count(Event::Renewed);
-    // The renewal that is due after a third of the ttl fails.
-    rig.until("half of the lease has passed", || {
-        guard.remaining() < lease.ttl() / 2
-    });
-    assert_eq!(
-        recorder.count(Event::Renewed),
-        renewed,
-        "an unreachable store renewed the lease"
-    );
-    drop(fault);
-    recorder.wait_for(Event::Renewed, renewed + 1);
-    assert!(guard.is_held());
-    assert!(is_busy(&rig.keeper(), "a"));
-    assert_eq!(guard.release().expect("the store replies"), Released::Done);
-    assert_eq!(recorder.count(Event::Lost), 0);
-    rig.nothing_left();
-    Ok(())
+    rig.with_renewed_ttl(9_000, |ttl| {
+        let recorder = rig.recorder();
+        let builder = rig.builder().lease(renewed(ttl));
+        let keeper = build(builder.observer(recorder.clone()));
+        let guard = take(&keeper, "a");
+        let fault = rig.cut_off()?;
+        let renewed = recorder.count(Event::Renewed);
+        // The renewal that is due after a third of the ttl fails.
+        rig.until("half of the lease has passed", || {
+            guard.remaining() < ttl / 2
+        });
+        assert_eq!(
+            recorder.count(Event::Renewed),
+            renewed,
+            "an unreachable store renewed the lease"
+        );
+        drop(fault);
+        recorder.wait_for(Event::Renewed, renewed + 1);
+        assert!(guard.is_held());
+        assert!(is_busy(&rig.keeper(), "a"));
+        assert_eq!(guard.release().expect("the store replies"), Released::Done);
+        assert_eq!(recorder.count(Event::Lost), 0);
+        rig.nothing_left();
+        Ok(())
+    })
 }
 
 pub(super) fn outage_longer_than_the_lease_loses_the_lock(rig: &Rig<'_>) -> Outcome {
@@ -66,21 +75,22 @@ pub(super) fn outage_longer_than_the_lease_loses_the_lock(rig: &Rig<'_>) -> Outc
 }
 
 pub(super) fn slow_store_keeps_its_leases(rig: &Rig<'_>) -> Outcome {
-    let lease = rig.renewed(5_000);
-    let (keeper, other) = (rig.keeper_with(lease), rig.keeper());
-    let guards = [take(&keeper, "a"), take(&keeper, "b")];
-    let fault = rig.slow_down(lease.ttl() / 20)?;
-    // A waiter may time out on the slow store, but must not be granted the name.
-    match other.try_lock_for("a", lease.ttl() * 6 / 5) {
-        Ok(None) => {}
-        Ok(Some(granted)) => panic!("the name is held, and {granted:?} was granted"),
-        Err(error) => assert!(error.is_retryable(), "{error:?}"),
-    }
-    assert!(guards.iter().all(LockGuard::is_held), "{guards:?}");
-    drop(fault);
-    for guard in guards {
-        assert_eq!(guard.release().expect("the store replies"), Released::Done);
-    }
-    rig.nothing_left();
-    Ok(())
+    rig.with_renewed_ttl(5_000, |ttl| {
+        let (keeper, other) = (rig.keeper_with(renewed(ttl)), rig.keeper());
+        let guards = [take(&keeper, "a"), take(&keeper, "b")];
+        let fault = rig.slow_down(ttl / 20)?;
+        // A waiter may time out on the slow store, but must not be granted the name.
+        match other.try_lock_for("a", ttl * 6 / 5) {
+            Ok(None) => {}
+            Ok(Some(granted)) => panic!("the name is held, and {granted:?} was granted"),
+            Err(error) => assert!(error.is_retryable(), "{error:?}"),
+        }
+        assert!(guards.iter().all(LockGuard::is_held), "{guards:?}");
+        drop(fault);
+        for guard in guards {
+            assert_eq!(guard.release().expect("the store replies"), Released::Done);
+        }
+        rig.nothing_left();
+        Ok(())
+    })
 }

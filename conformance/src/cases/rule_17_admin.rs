@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{HeldName, LockGuard, LockKeeper, Mode, Released};
+use lockkeeper_core::{HeldName, LeasePolicy, LockGuard, LockKeeper, Mode, Released};
 
 use super::admin::{admin, deadline, find_all, needs_admin};
 use crate::fixture::Loss;
@@ -25,15 +25,23 @@ pub(super) fn forced_release_ends_one_lease_of_a_name(rig: &Rig<'_>) -> Outcome 
     for mode in modes {
         rig.needs_mode(mode)?;
     }
-    let asker = rig.keeper();
     // Without notice of it, a loss shows at the next renewal, after a third of the ttl.
     let ttl = match rig.needs_notice_of(Loss::Unlocked) {
         Ok(()) => 3_600_000,
         Err(_) => 6_000,
     };
+    rig.with_renewed_ttl(ttl, |ttl| {
+        end_one_lease(rig, modes, LeasePolicy::Renewed { ttl });
+        rig.nothing_left();
+        Ok(())
+    })
+}
+
+fn end_one_lease(rig: &Rig<'_>, modes: [Mode; 2], lease: LeasePolicy) {
+    let asker = rig.keeper();
     // Two guards of a keeper have one lease, however long this machine takes for that.
     let builder = || rig.builder().handover_time(Duration::from_secs(600));
-    let keepers = [(); 3].map(|()| build(builder().lease(rig.renewed(ttl))));
+    let keepers = [(); 3].map(|()| build(builder().lease(lease)));
     let held = modes.map(|mode| keepers.each_ref().map(|keeper| take_in(keeper, "a", mode)));
     for (mode, mut guards) in modes.into_iter().zip(held.map(Vec::from)) {
         let rows = || rows(rig, &asker, mode);
@@ -77,8 +85,6 @@ pub(super) fn forced_release_ends_one_lease_of_a_name(rig: &Rig<'_>) -> Outcome 
             assert!(is_busy(&asker, "a"), "two readers have it");
         }
     }
-    rig.nothing_left();
-    Ok(())
 }
 
 pub(super) fn forced_release_wakes_a_waiter(rig: &Rig<'_>) -> Outcome {

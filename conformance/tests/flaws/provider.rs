@@ -12,7 +12,7 @@ use lockkeeper_core::{
 };
 
 use crate::Flaw::*;
-use crate::store::{FlawedLease, Holder, Store};
+use crate::store::{FlawedLease, Holder, Name, Store};
 
 #[derive(Debug)]
 struct Flawed {
@@ -255,7 +255,12 @@ impl Fixture for Fresh {
     }
 
     fn leftovers(&self) -> Option<Vec<String>> {
-        let names = self.0.lock();
-        Some(names.map.keys().map(|key| format!("{key:?}")).collect())
+        let (names, now) = (self.0.lock(), SystemClock.now());
+        // An expired lease may stay until its name is acquired again.
+        let is_left = |name: &Name| {
+            name.holders.is_empty() || name.holders.iter().any(|holder| now < holder.until)
+        };
+        let left = names.map.iter().filter(|(_, name)| is_left(name));
+        Some(left.map(|(key, _)| format!("{key:?}")).collect())
     }
 }

@@ -6,14 +6,12 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
-    AcquireRequest, Backend, CancelToken, Capabilities, Clock, ErasedLease, Error, ErrorKind,
-    Grant, HostInstant, LockName, LockProvider, Operation, Released, RenewRequest, Renewal,
-    StoreInfo, SystemClock, epoch_at,
+    AcquireRequest, CancelToken, Clock, ErasedLease, Error, ErrorKind, HostInstant, LockName,
+    Operation, RenewRequest, Renewal, SystemClock, epoch_at,
 };
-use lockkeeper_quorum::{QuorumMember, QuorumProvider};
 
 use crate::stores::{StoppedClock, Stores, raise};
-use crate::watched::{Before, Watched, watched, watched_for};
+use crate::watched::{Watched, open, watched, watched_for};
 use crate::{HOUR, TTL, WAIT, name, soon};
 
 #[test]
@@ -28,22 +26,39 @@ fn free_name_is_asked_of_all_members_at_the_same_time() {
     assert!(granted.expect("a majority answers").is_some());
 }
 
+/// Calls `ask` with the time until a majority answers in time.
+fn until_answered<T>(clock: &dyn Clock, ask: impl Fn(HostInstant) -> Result<T, Error>) -> T {
+    let ends = clock.now() + WAIT;
+    loop {
+        match ask(clock.now()) {
+            Ok(answer) => return answer,
+            Err(error) => assert!(clock.now() < ends, "{error:?}"),
+        }
+    }
+}
+
 #[test]
 fn members_are_asked_for_little_longer_than_the_caller_waits() {
     let (sender, left) = mpsc::channel();
     let stores = Stores::new();
     let quorum = watched(&stores, move |batch| {
-        for operation in batch {
+        // What a late vote has granted is given back with a deadline of its own.
+        let attempts = batch
+            .iter()
+            .filter(|it| matches!(it, Operation::Acquire(_)));
+        for operation in attempts {
             // The vote may be over by now.
             let _ = sender.send(operation.deadline().saturating_since(SystemClock.now()));
         }
     });
     let (name, clock) = (name(), SystemClock);
-    let request = AcquireRequest::attempt(&name, TTL, &clock);
-    let granted = quorum.acquire(&request.waiting_until(clock.now()));
-    assert!(granted.expect("a majority answers").is_some());
+    // On a busy machine, no majority may answer in so short a time.
+    until_answered(&clock, |now| {
+        let request = AcquireRequest::attempt(&name, TTL, &clock);
+        quorum.acquire(&request.waiting_until(now))
+    });
     // An attempt has 1 s and more.
-    let most = left.iter().take(2).max().expect("members are asked");
+    let most = left.try_iter().max().expect("members are asked");
     assert!(most <= Duration::from_millis(100), "{most:?}");
 }
 
@@ -55,9 +70,11 @@ fn wait_at_a_member_ends_with_that_of_the_caller() {
     let (name, clock) = (name(), SystemClock);
     let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
     assert!(granted.expect("a majority answers").is_some());
-    let request = AcquireRequest::attempt(&name, TTL, &clock);
-    let waited = quorum.acquire(&request.waiting_until(clock.now() + Duration::from_millis(50)));
-    assert!(waited.expect("a majority answers").is_none());
+    let waited = until_answered(&clock, |now| {
+        let request = AcquireRequest::attempt(&name, TTL, &clock);
+        quorum.acquire(&request.waiting_until(now + Duration::from_millis(50)))
+    });
+    assert!(waited.is_none());
 }
 
 #[test]
@@ -133,64 +150,18 @@ fn cancel_while_members_hang(is_contended: bool) {
     (0..3).for_each(|member| stores.until_free(member));
 }
 
-/// A member that has a holder, and whose replies to waiters are cut off at the end of the wait.
-#[derive(Debug)]
-struct CutOff {
-    store: Arc<dyn LockProvider>,
-    clock: Arc<StoppedClock>,
-}
-
-impl StoreInfo for CutOff {
-    fn backend(&self) -> &'static str {
-        self.store.backend()
-    }
-
-    fn location(&self) -> String {
-        self.store.location()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.store.capabilities()
-    }
-}
-
-impl Backend for CutOff {
-    type Lease = ErasedLease;
-
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
-        if let Some(deadline) = request.deadline() {
-            self.clock
-                .advance(deadline.saturating_since(self.clock.now()));
-            return Err(Error::unreachable("the server was cut off"));
-        }
-        self.store.acquire(request)
-    }
-
-    fn renew(
-        &self,
-        lease: &mut ErasedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        self.store.renew(lease, ttl, deadline)
-    }
-
-    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
-        self.store.release(lease, deadline)
-    }
-}
-
+/// The member that has a holder is cut off while the caller waits at it.
 #[test]
 fn failure_at_the_end_of_a_wait_is_not_busy() {
     let stores = Stores::new();
     let _held = stores.hold_at(0, None);
     let clock = Arc::new(StoppedClock::new());
-    let members = stores.members.iter().map(|store| {
-        let (store, clock) = (Arc::clone(store), Arc::clone(&clock));
-        QuorumMember::from(Arc::new(CutOff { store, clock }) as Arc<dyn LockProvider>)
+    let quorum = open(&stores, clock.clone(), |store| Watched {
+        store: Arc::clone(store),
+        before: Arc::new(|_| {}),
+        always: false,
+        cut_off: Some(Arc::clone(&clock)),
     });
-    let quorum = QuorumProvider::open(members.collect(), "test", TTL, clock.clone());
-    let quorum: &dyn LockProvider = &quorum.expect("a majority is up");
     let (name, until) = (name(), clock.now() + WAIT);
     let request = AcquireRequest::attempt(&name, TTL, &*clock).waiting_until(until);
     let failed = quorum.acquire(&request).expect_err("the member fails");
@@ -210,25 +181,21 @@ fn cancel_ends_an_attempt_at_a_first_member_that_hangs() {
 #[test]
 fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
     let stores = Stores::new();
-    let members = stores.members.iter().map(|store| {
-        let (store, other) = (Arc::clone(store), Arc::clone(store));
+    let quorum = open(&stores, Arc::new(SystemClock), |store| {
+        let other = Arc::clone(store);
         // Before each proposal arrives, the member grants another name. The clock of that grant is an hour ahead.
         let before = move |_: &[Operation<'_, ErasedLease>]| {
             thread::sleep(Duration::from_millis(5));
             // The last proposal may have been larger.
             let _ = raise(&*other, HOUR);
         };
-        let before: Arc<Before> = Arc::new(before);
-        let watched = Watched {
-            store,
-            before,
+        Watched {
+            store: Arc::clone(store),
+            before: Arc::new(before),
             always: false,
-        };
-        QuorumMember::from(Arc::new(watched) as Arc<dyn LockProvider>)
+            cut_off: None,
+        }
     });
-    let clock = Arc::new(SystemClock);
-    let quorum = QuorumProvider::open(members.collect(), "test", TTL, clock);
-    let quorum: &dyn LockProvider = &quorum.expect("a majority is up");
     for name in ["a", "b"] {
         let (name, clock) = (LockName::new(name).expect("the name is valid"), SystemClock);
         let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));

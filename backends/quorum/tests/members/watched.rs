@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, ErasedLease, Error, Grant, HostInstant, LeaseVerifier,
+    AcquireRequest, Capabilities, Clock, ErasedLease, Error, Grant, HostInstant, LeaseVerifier,
     LockProvider, Operation, Proof, Released, Renewal, StoreInfo, SystemClock,
 };
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
 
 use crate::TTL;
-use crate::stores::Stores;
+use crate::stores::{StoppedClock, Stores};
 
 /// What a member does before it carries out attempts, which it is shown.
 pub(crate) type Before = dyn Fn(&[Operation<'_, ErasedLease>]) + Send + Sync;
@@ -22,6 +22,8 @@ pub(crate) struct Watched {
     pub(crate) before: Arc<Before>,
     /// Also before batches without attempts.
     pub(crate) always: bool,
+    /// A clock that the member moves to the end of each wait, which then fails: its server is cut off by then.
+    pub(crate) cut_off: Option<Arc<StoppedClock>>,
 }
 
 impl fmt::Debug for Watched {
@@ -49,6 +51,10 @@ impl LockProvider for Watched {
         if let Some(deadline) = request.deadline() {
             let after = request.end().saturating_since(deadline);
             assert!(after <= Duration::from_millis(100), "{after:?}");
+            if let Some(clock) = &self.cut_off {
+                clock.advance(deadline.saturating_since(clock.now()));
+                return Err(Error::unreachable("the server was cut off"));
+            }
         }
         self.store.acquire(request)
     }
@@ -105,15 +111,25 @@ pub(crate) fn watched_for(
     before: impl Fn(&[Operation<'_, ErasedLease>]) + Send + Sync + 'static,
 ) -> Box<dyn LockProvider> {
     let before: Arc<Before> = Arc::new(before);
+    let watch = |store: &Arc<dyn LockProvider>| Watched {
+        store: Arc::clone(store),
+        before: Arc::clone(&before),
+        always,
+        cut_off: None,
+    };
+    open(stores, Arc::new(SystemClock), watch)
+}
+
+/// Opens a quorum of members that are made of the three stores.
+pub(crate) fn open(
+    stores: &Stores,
+    clock: Arc<dyn Clock>,
+    watch: impl Fn(&Arc<dyn LockProvider>) -> Watched,
+) -> Box<dyn LockProvider> {
     let members = stores.members.iter().map(|store| {
-        let (store, before) = (Arc::clone(store), Arc::clone(&before));
-        let watched = Watched {
-            store,
-            before,
-            always,
-        };
-        QuorumMember::from(Arc::new(watched) as Arc<dyn LockProvider>)
+        let watched: Arc<dyn LockProvider> = Arc::new(watch(store));
+        QuorumMember::from(watched)
     });
-    let quorum = QuorumProvider::open(members.collect(), "test", TTL, Arc::new(SystemClock));
+    let quorum = QuorumProvider::open(members.collect(), "test", TTL, clock);
     Box::new(quorum.expect("a majority is up"))
 }
