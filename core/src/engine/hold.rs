@@ -439,7 +439,7 @@ mod tests {
 
     #[test]
     fn guard_of_any_number_ends_by_itself() {
-        let hold = hold(ManualClock::new().now());
+        let hold = Hold::renewed(TTL, ManualClock::new().now());
         for number in [1, 64, 70, 127] {
             assert!(!hold.is_ended(number));
             hold.end_guard(number);
