@@ -241,4 +241,33 @@ mod tests {
             drop(timer);
         }
     }
+
+    /// A clock that reports no jump.
+    #[derive(Debug)]
+    struct Silent(ManualClock);
+
+    impl Clock for Silent {
+        fn now(&self) -> HostInstant {
+            self.0.now()
+        }
+    }
+
+    #[test]
+    fn long_jump_is_noticed_also_where_the_clock_reports_none() {
+        let clock = ManualClock::new();
+        let timer = Timer::new(Arc::new(Silent(clock.clone())));
+        let (sender, polled) = channel();
+        let poll = move |tick: Tick| {
+            sender.send(tick.jumped).ok()?;
+            Some(HostInstant::NEVER)
+        };
+        timer.start("test-timer", poll).unwrap();
+        let limit = Duration::from_secs(30);
+        assert_eq!(polled.recv_timeout(limit), Ok(false));
+        for (moved, jumps) in [(0, false), (1, false), (3_600_000, true)] {
+            clock.advance(Duration::from_millis(moved));
+            timer.note(HostInstant::default());
+            assert_eq!(polled.recv_timeout(limit), Ok(jumps), "{moved} ms");
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! caller. A request without a cancel token gets a child of the keeper's, so that no backend closes the keeper.
 
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
@@ -44,6 +44,19 @@ impl Closing {
             self.changed.notify_all();
         }
     }
+
+    /// Waits until `is_idle`, at most for `limit`. Each change after which it may be is [notified](Self::notify).
+    fn wait_until(&self, is_idle: impl Fn() -> bool, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let mut waiting = lock(&self.waiting);
+        while !is_idle() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            waiting = wait(&self.changed, waiting, Some(left));
+        }
+    }
 }
 
 impl Engine {
@@ -53,15 +66,8 @@ impl Engine {
         // Wakes the threads that wait in the store; those in the queue are not registered.
         self.closing.token.cancel();
         self.queue.unpark_all();
-        let deadline = Instant::now() + ATTEMPT_LIMIT;
-        let mut waiting = lock(&self.closing.waiting);
-        while !self.queue.is_idle() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            waiting = wait(&self.closing.changed, waiting, Some(left));
-        }
+        self.closing
+            .wait_until(|| self.queue.is_idle(), ATTEMPT_LIMIT);
     }
 
     /// Returns a token that is cancelled when the keeper is closed, and with `own`.
@@ -96,17 +102,16 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::{RecvTimeoutError, channel};
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// [`Engine::close`] would wait on for 2 s.
     #[test]
-    fn end_of_an_acquisition_is_notified_once_the_keeper_is_closed() {
+    fn close_waits_until_all_has_ended_and_is_notified_of_it() {
         let closing = Arc::new(Closing::new());
         // It locks nothing, and returns at once.
         let locked = lock(&closing.waiting);
@@ -114,17 +119,25 @@ mod tests {
         drop(locked);
         closing.token.cancel();
         assert!(closing.child.is_cancelled());
+        closing.wait_until(|| false, Duration::ZERO);
+
+        let is_idle = Arc::new(AtomicBool::new(false));
+        let (waits, is_idle_for_it) = (Arc::clone(&closing), Arc::clone(&is_idle));
         let (sender, events) = channel();
-        let waits = Arc::clone(&closing);
         thread::spawn(move || {
-            let waiting = lock(&waits.waiting);
-            sender.send(()).unwrap();
-            drop(wait(&waits.changed, waiting, None));
-            sender.send(()).unwrap();
+            let asked = || {
+                let is_idle = is_idle_for_it.load(Ordering::SeqCst);
+                sender.send(is_idle).unwrap();
+                is_idle
+            };
+            waits.wait_until(asked, 100 * LIMIT);
         });
-        events.recv_timeout(LIMIT).unwrap();
+        assert_eq!(events.recv_timeout(LIMIT), Ok(false));
+        is_idle.store(true, Ordering::SeqCst);
         // It locks what the other thread releases when it waits.
         closing.notify();
-        events.recv_timeout(LIMIT).expect("it is notified");
+        assert_eq!(events.recv_timeout(LIMIT), Ok(true), "it is notified");
+        let ended = events.recv_timeout(LIMIT);
+        assert_eq!(ended, Err(RecvTimeoutError::Disconnected));
     }
 }

@@ -1,13 +1,15 @@
 //! Which attempts go with a batch of the keeper's threads, and which are made once more alone.
 
+use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind};
+use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LockKeeper};
 
 use crate::answers::Grants;
 use crate::scripted_store::ScriptedStore;
 use crate::steps::{
-    SECOND, assert_fails, batching, eventually, failed, forever, granted, scripted, spawn_acquire,
+    Acquiring, SECOND, assert_fails, batching, eventually, failed, forever, give_time, granted,
+    scripted, spawn_acquire,
 };
 
 fn batches(store: &ScriptedStore) -> Vec<usize> {
@@ -51,16 +53,20 @@ fn set_goes_with_a_batch_only_where_there_is_more_than_one_name() {
     assert_eq!(batches(&store), []);
 }
 
-/// Two batches of a part hang, and no third one is sent.
+/// Makes a thread and two batches of a part hang: no third one is sent.
+fn hang(store: &ScriptedStore, keeper: &LockKeeper) -> [Acquiring; 3] {
+    store.grants(Grants::Silent);
+    ["a", "b", "c"].map(|name| {
+        let hanging = spawn_acquire(keeper, name, forever());
+        store.wait_for(name, "acquire", 1);
+        hanging
+    })
+}
+
 #[test]
 fn attempt_that_was_never_sent_is_not_busy() {
     let (store, keeper) = batching();
-    store.grants(Grants::Silent);
-    let hanging = ["a", "b", "c"].map(|name| {
-        let hanging = spawn_acquire(&keeper, name, forever());
-        store.wait_for(name, "acquire", 1);
-        hanging
-    });
+    let hanging = hang(&store, &keeper);
     let wait = AcquireOptions::new().wait(SECOND);
     let unsent = spawn_acquire(&keeper, "d", wait);
     eventually("the wait ends", || {
@@ -71,6 +77,25 @@ fn attempt_that_was_never_sent_is_not_busy() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert_eq!(store.count("d", "acquire"), 0);
     store.grants(Grants::Work);
+    drop(hanging.map(granted));
+}
+
+#[test]
+fn cancelled_set_that_was_never_sent_fails_no_attempt_behind_it() {
+    let (store, keeper) = batching();
+    let hanging = hang(&store, &keeper);
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().cancel(&cancel);
+    thread::scope(|scope| {
+        let set = scope.spawn(|| keeper.acquire_all(["d", "e"], &options));
+        give_time();
+        let attempt = spawn_acquire(&keeper, "d", AcquireOptions::new().wait(Duration::ZERO));
+        give_time();
+        cancel.cancel();
+        assert_fails(set.join().unwrap(), ErrorKind::Cancelled);
+        store.grants(Grants::Work);
+        drop(granted(attempt));
+    });
     drop(hanging.map(granted));
 }
 

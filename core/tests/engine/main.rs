@@ -15,6 +15,7 @@ mod close;
 mod confirm;
 mod dropped;
 mod events;
+mod freed;
 mod group;
 mod lock_all;
 mod loss;
