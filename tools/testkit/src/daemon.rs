@@ -40,13 +40,18 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Makes the folder, and starts no server yet.
-    pub(crate) fn new(name: &'static str, program: PathBuf) -> io::Result<Self> {
+    /// Makes the folder, and starts no server yet. It is an error if there is no program.
+    pub(crate) fn new(name: &'static str, program: Result<PathBuf, String>) -> io::Result<Self> {
         Self::new_in(&env::temp_dir(), name, program)
     }
 
     /// Makes the folder inside another one, and starts no server yet.
-    pub(crate) fn new_in(parent: &Path, name: &'static str, program: PathBuf) -> io::Result<Self> {
+    pub(crate) fn new_in(
+        parent: &Path,
+        name: &'static str,
+        program: Result<PathBuf, String>,
+    ) -> io::Result<Self> {
+        let program = program.map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
         // Short, because a unix socket's path is at most some 100 bytes.
         let folder = tempfile::Builder::new().prefix("lk-").tempdir_in(parent)?;
         Ok(Self {

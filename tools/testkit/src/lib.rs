@@ -34,6 +34,8 @@ mod etcd;
 #[cfg(unix)]
 mod find;
 #[cfg(unix)]
+mod kinds;
+#[cfg(unix)]
 mod mysql;
 #[cfg(unix)]
 mod pool;

@@ -1,12 +1,11 @@
 //! Test programs (`harness = false`) whose cases run on every kind of server.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-#[cfg(feature = "etcd")]
-use crate::EtcdKind;
-use crate::{MySqlKind, PostgresKind, RedisKind};
+use crate::StoreKind;
 
 /// How many cases run at a time unless `--test-threads` says otherwise; most of a case is waiting.
 const THREADS: usize = 8;
@@ -31,40 +30,11 @@ pub trait ServerKind: Copy + fmt::Display + Send + 'static {
     fn ignored(self) -> Option<String>;
 }
 
-#[cfg(feature = "etcd")]
-impl ServerKind for EtcdKind {
+impl ServerKind for StoreKind {
+    /// Returns the kinds of single servers.
     fn all() -> &'static [Self] {
-        &Self::ALL
-    }
-
-    fn ignored(self) -> Option<String> {
-        self.ignored()
-    }
-}
-
-impl ServerKind for MySqlKind {
-    fn all() -> &'static [Self] {
-        &Self::ALL
-    }
-
-    fn ignored(self) -> Option<String> {
-        self.ignored()
-    }
-}
-
-impl ServerKind for PostgresKind {
-    fn all() -> &'static [Self] {
-        &Self::ALL
-    }
-
-    fn ignored(self) -> Option<String> {
-        self.ignored()
-    }
-}
-
-impl ServerKind for RedisKind {
-    fn all() -> &'static [Self] {
-        &Self::ALL
+        static SERVERS: LazyLock<Vec<StoreKind>> = LazyLock::new(StoreKind::servers);
+        &SERVERS
     }
 
     fn ignored(self) -> Option<String> {

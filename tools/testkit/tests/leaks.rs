@@ -4,79 +4,29 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::indexing_slicing,
     reason = "that is how a test fails"
 )]
 
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::ops::Deref;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
-use libtest_mimic::Trial;
-use lockkeeper_testkit::suite::{self, ServerKind};
-use lockkeeper_testkit::{
-    Daemon, EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
-    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer, until,
-};
+use lockkeeper_testkit::suite::{self, ServerKind as _};
+use lockkeeper_testkit::{Daemon, StoreKind, until};
 
 /// Makes this program the owner of a server: its value is the kind of server and what happens to the server.
 const OWNER: &str = "TESTKIT_OWNER";
 
-type Server = Box<dyn Deref<Target = Daemon>>;
-
-trait Start: ServerKind {
-    fn start(self) -> Server;
-}
-
-impl Start for EtcdKind {
-    fn start(self) -> Server {
-        Box::new(EtcdServer::start(self, &EtcdOptions::new()).unwrap())
-    }
-}
-
-impl Start for MySqlKind {
-    fn start(self) -> Server {
-        Box::new(MySqlServer::start(self, &MySqlOptions::new()).unwrap())
-    }
-}
-
-impl Start for PostgresKind {
-    fn start(self) -> Server {
-        Box::new(PostgresServer::start(self, &PostgresOptions::new()).unwrap())
-    }
-}
-
-impl Start for RedisKind {
-    fn start(self) -> Server {
-        Box::new(RedisServer::start(self, &RedisOptions::new()).unwrap())
-    }
-}
-
 fn main() -> ExitCode {
     if let Ok(role) = env::var(OWNER) {
-        let owns = [
-            own::<EtcdKind>,
-            own::<MySqlKind>,
-            own::<PostgresKind>,
-            own::<RedisKind>,
-        ];
-        return owns.into_iter().find_map(|own| own(&role)).unwrap();
+        return own(&role);
     }
-    let trials = [
-        trials::<EtcdKind>(),
-        trials::<MySqlKind>(),
-        trials::<PostgresKind>(),
-        trials::<RedisKind>(),
-    ];
-    libtest_mimic::run(&suite::arguments(), trials.into_iter().flatten().collect()).exit_code()
-}
-
-fn trials<K: Start>() -> Vec<Trial> {
-    let cases: [suite::Case<K>; 5] = [
+    let cases: [suite::Case<StoreKind>; 5] = [
         ("dropped", dropped),
         ("dropped_by_a_panic", dropped_by_a_panic),
         ("owner_killed", |kind| owner_killed(kind, "running")),
@@ -87,7 +37,7 @@ fn trials<K: Start>() -> Vec<Trial> {
             owner_killed(kind, "killed");
         }),
     ];
-    suite::trials(cases)
+    libtest_mimic::run(&suite::arguments(), suite::trials(cases)).exit_code()
 }
 
 /// What a server has outside of its owner.
@@ -142,20 +92,20 @@ impl Traces {
     }
 }
 
-fn dropped<K: Start>(kind: K) {
-    let server = kind.start();
-    let traces = Traces::of(&server);
+fn dropped(kind: StoreKind) {
+    let server = kind.start().unwrap();
+    let traces = Traces::of(server.processes()[0]);
     assert!(traces.is_used());
     drop(server);
     assert!(!traces.folder.exists());
     traces.assert_gone();
 }
 
-fn dropped_by_a_panic<K: Start>(kind: K) {
+fn dropped_by_a_panic(kind: StoreKind) {
     let (sender, receiver) = mpsc::channel();
     let panicked = thread::spawn(move || {
-        let server = kind.start();
-        sender.send(Traces::of(&server)).unwrap();
+        let server = kind.start().unwrap();
+        sender.send(Traces::of(server.processes()[0])).unwrap();
         std::panic::resume_unwind(Box::new("as a test does"));
     });
     panicked.join().unwrap_err();
@@ -163,11 +113,12 @@ fn dropped_by_a_panic<K: Start>(kind: K) {
 }
 
 /// Owns a server of the kind that `role` names: prints its traces, and waits to be killed.
-fn own<K: Start>(role: &str) -> Option<ExitCode> {
-    let (name, state) = role.split_once(' ')?;
-    let kind = K::all().iter().find(|kind| kind.to_string() == name)?;
-    let server = kind.start();
-    let Traces { folder, segments } = Traces::of(&server);
+fn own(role: &str) -> ExitCode {
+    let (name, state) = role.split_once(' ').unwrap();
+    let mut kinds = StoreKind::all().iter();
+    let kind = kinds.find(|kind| kind.name() == name).unwrap();
+    let server = kind.start().unwrap();
+    let Traces { folder, segments } = Traces::of(server.processes()[0]);
     match state {
         "stopped" => server.stop().unwrap(),
         "killed" => server.kill(),
@@ -175,11 +126,11 @@ fn own<K: Start>(role: &str) -> Option<ExitCode> {
     }
     println!("{} {}", folder.display(), segments.join(" "));
     let _ = std::io::stdin().read(&mut [0]);
-    Some(ExitCode::SUCCESS)
+    ExitCode::SUCCESS
 }
 
 /// Starts this program as the owner of a server, and kills it.
-fn owner_killed<K: Start>(kind: K, state: &str) {
+fn owner_killed(kind: StoreKind, state: &str) {
     let mut owner = Command::new(env::current_exe().unwrap())
         .env(OWNER, format!("{kind} {state}"))
         .stdin(Stdio::piped())

@@ -9,7 +9,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 /// The longest time to wait for a reply.
-const REPLY_TIME: Duration = Duration::from_secs(10);
+const REPLY_TIME: Duration = Duration::from_secs(30);
 
 /// A key on the server.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,11 +9,8 @@ use super::{EtcdCluster, EtcdKey, EtcdKind, EtcdOptions, EtcdServer};
 use crate::daemon::Daemon;
 use crate::test_server::{EndFault, Facts, TestServer, not_held};
 
-/// Starts a server that elects itself soon when it starts again: before the leases of a test end.
 pub(crate) fn start(kind: EtcdKind) -> io::Result<Arc<dyn TestServer>> {
-    let options = EtcdOptions::new().arg("--heartbeat-interval=40");
-    let options = options.arg("--election-timeout=200");
-    Ok(Arc::new(EtcdServer::start(kind, &options)?))
+    Ok(Arc::new(EtcdServer::start(kind, &EtcdOptions::new())?))
 }
 
 pub(crate) fn start_cluster(kind: EtcdKind) -> io::Result<Arc<dyn TestServer>> {

@@ -11,7 +11,7 @@ use mysql::{Conn, OptsBuilder, Value};
 use super::{MySqlKind, MySqlServer};
 
 /// How long a server may take to answer.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A connection as `root`, by the server's unix socket; accepted beyond `max_connections`, too.
 pub struct MySqlClient {
@@ -37,7 +37,7 @@ impl MySqlClient {
     /// Runs a statement.
     ///
     /// # Errors
-    /// The server's own error, no answer within 10 s, or a broken connection.
+    /// The server's own error, no answer within 30 s, or a broken connection.
     pub fn execute(&mut self, sql: &str) -> io::Result<()> {
         self.conn.query_drop(sql).map_err(io::Error::other)
     }
@@ -184,7 +184,7 @@ impl MySqlServer {
     /// Returns when all have ended.
     ///
     /// # Errors
-    /// As [`MySqlClient::execute`], or a session does not end within 10 s.
+    /// As [`MySqlClient::execute`], or a session does not end within 30 s.
     pub fn end_sessions(&self) -> io::Result<()> {
         let mut client = self.client()?;
         let began = Instant::now();

@@ -1,6 +1,5 @@
 //! A running MySQL or MariaDB.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
@@ -19,6 +18,7 @@ use crate::tls::Certificates;
 /// The server has one database ([`MySqlServer::DATABASE`]) and one user of it, with
 /// `caching_sha2_password` on MySQL and `mysql_native_password` on MariaDB. `root` logs in by the unix
 /// socket only, without a password.
+#[derive(Debug)]
 pub struct MySqlServer {
     kind: MySqlKind,
     options: MySqlOptions,
@@ -42,10 +42,7 @@ impl MySqlServer {
     /// There is no such server on this machine (see [`MySqlKind::ignored`]), or it did not start: its log is in
     /// the error.
     pub fn start(kind: MySqlKind, options: &MySqlOptions) -> io::Result<Self> {
-        let program = kind
-            .program()
-            .map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
-        let daemon = Daemon::new(kind.name(), program)?;
+        let daemon = Daemon::new(kind.name(), kind.program())?;
         data::fill(kind, daemon.program(), &daemon.folder().join("data"))?;
         let certificates = match options.tls {
             Some(make) => Some(make(daemon.folder())?),
@@ -73,19 +70,6 @@ impl MySqlServer {
     #[must_use]
     pub fn kind(&self) -> MySqlKind {
         self.kind
-    }
-
-    /// Returns the version that the server reports: `10.11.6-MariaDB`, `9.7.4`.
-    ///
-    /// # Errors
-    /// The server does not answer.
-    pub fn version(&self) -> io::Result<String> {
-        let version = greeting(&self.socket())?;
-        // MariaDB 10 prefixes its version with that of a MySQL, for old clients.
-        Ok(match version.strip_prefix("5.5.5-") {
-            Some(version) => version.to_owned(),
-            None => version,
-        })
     }
 
     /// Returns the address that the server listens on.
@@ -136,7 +120,7 @@ impl MySqlServer {
         // By the unix socket in the server's own folder, since another process might listen on the TCP
         // port. The server greets after it has opened both.
         self.daemon
-            .launch(self.server(), || greeting(&self.socket()).map(drop))?;
+            .launch(self.server(), || greeting(&self.socket()))?;
         // From then on, MySQL knows the password and does not ask for it. Without TLS, the library does not give it.
         match self.kind {
             MySqlKind::MariaDb10 => Ok(()),
@@ -198,17 +182,6 @@ impl Deref for MySqlServer {
     }
 }
 
-impl fmt::Debug for MySqlServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("MySqlServer");
-        shown
-            .field("kind", &self.kind)
-            .field("port", &self.port)
-            .field("pid", &self.pid())
-            .finish_non_exhaustive()
-    }
-}
-
 /// Returns the current second, which servers base their numbers on.
 fn second() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -238,17 +211,13 @@ const LISTING_MYSQL: &[&str] = &[
     "--performance-schema-max-statement-classes=0",
 ];
 
-/// Reads the version from the greeting that the server sends to each client.
-fn greeting(socket: &Path) -> io::Result<String> {
+/// Reads the greeting that the server sends to each client.
+fn greeting(socket: &Path) -> io::Result<()> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(START))?;
     let packet = read_packet(&mut stream)?;
-    match packet.split_first() {
-        // Then the version.
-        Some((10, rest)) => {
-            let version = rest.split(|byte| *byte == 0).next().unwrap_or_default();
-            Ok(String::from_utf8_lossy(version).into_owned())
-        }
+    match packet.first() {
+        Some(10) => Ok(()),
         // 255, and why not.
         _ => Err(said(&packet)),
     }

@@ -1,6 +1,5 @@
 //! PgBouncer, which hands out a server's sessions to its clients.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -39,6 +38,7 @@ impl PoolMode {
 }
 
 /// A PgBouncer in front of a server, which runs until this is dropped.
+#[derive(Debug)]
 pub struct PgBouncer {
     port: u16,
     daemon: Daemon,
@@ -83,11 +83,10 @@ impl PgBouncer {
         mode: PoolMode,
         settings: impl FnOnce(&Path) -> io::Result<String>,
     ) -> io::Result<Self> {
-        let program = program().map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
         let user = ServerUser::find()?;
         let mut bouncer = Self {
             port: 0,
-            daemon: Daemon::new("pgbouncer", program)?,
+            daemon: Daemon::new("pgbouncer", program())?,
         };
         let folder = bouncer.daemon.folder().to_owned();
         let (name, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
@@ -140,12 +139,5 @@ impl Deref for PgBouncer {
 
     fn deref(&self) -> &Daemon {
         &self.daemon
-    }
-}
-
-impl fmt::Debug for PgBouncer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("PgBouncer");
-        shown.field("port", &self.port).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,5 @@
 //! A running PostgreSQL.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,6 +18,7 @@ use crate::tls::Certificates;
 ///
 /// The server has one database ([`PostgresServer::DATABASE`]) and one user who owns it. The superuser `postgres` logs
 /// in by the unix socket only, without a password.
+#[derive(Debug)]
 pub struct PostgresServer {
     kind: PostgresKind,
     options: PostgresOptions,
@@ -62,11 +62,8 @@ impl PostgresServer {
         options: &PostgresOptions,
         fill: impl FnOnce(&Path, ServerUser, &Path) -> io::Result<()>,
     ) -> io::Result<Self> {
-        let program = kind
-            .program()
-            .map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
         let user = ServerUser::find()?;
-        let daemon = Daemon::new(kind.name(), program)?;
+        let daemon = Daemon::new(kind.name(), kind.program())?;
         let folder = daemon.folder().join("data");
         user.give(daemon.folder())?;
         fill(daemon.program(), user, &folder)?;
@@ -239,16 +236,5 @@ impl Drop for PostgresServer {
     fn drop(&mut self) {
         // After the crash of a session, the server has a new one.
         let _ = self.free_segment();
-    }
-}
-
-impl fmt::Debug for PostgresServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("PostgresServer");
-        shown
-            .field("kind", &self.kind)
-            .field("port", &self.port)
-            .field("pid", &self.pid())
-            .finish_non_exhaustive()
     }
 }

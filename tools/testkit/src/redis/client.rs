@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a server may take to reply, unless [`RedisClient::set_reply_timeout`] says otherwise.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a server may take to reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A longer reply is an error.
 const MAX_REPLY: usize = 64 << 20;
@@ -55,12 +55,6 @@ impl Reply {
             _ => &[],
         }
     }
-
-    /// Returns whether the reply is nil.
-    #[must_use]
-    pub fn is_nil(&self) -> bool {
-        matches!(self, Self::Bulk(None) | Self::Array(None))
-    }
 }
 
 /// A connection to a server's unix socket.
@@ -82,15 +76,7 @@ impl RedisClient {
         Ok(client)
     }
 
-    /// Sets how long a reply may take before it is an error, for commands that block.
-    ///
-    /// # Errors
-    /// `timeout` is zero.
-    pub fn set_reply_timeout(&mut self, timeout: Duration) -> io::Result<()> {
-        self.stream.get_ref().set_read_timeout(Some(timeout))
-    }
-
-    /// Sends a command and waits for its reply, at most 10 s.
+    /// Sends a command and waits for its reply, at most 30 s.
     ///
     /// # Errors
     /// An error that the server replied with ([`RedisClient::raw`] returns it as a reply), no reply in

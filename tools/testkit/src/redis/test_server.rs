@@ -82,9 +82,11 @@ trait RedisServers: Send + Sync + 'static {
         None
     }
 
-    /// Returns the members that take writes.
+    /// Returns the members that take writes, or the server alone.
     fn primaries(&self) -> impl Iterator<Item = &RedisServer> {
-        self.members().into_iter().filter(|it| is_primary(it))
+        let is_alone = self.alone().is_some();
+        let members = self.members().into_iter();
+        members.filter(move |it| is_alone || is_primary(it))
     }
 }
 
