@@ -170,7 +170,8 @@ impl Places<'_> {
     fn check_server(&mut self, driver: &DriverSource) {
         for (file, before) in [
             ("scripts/servers", &["wanted "][..]),
-            ("tools/testkit/src/lib.rs", &["mod "]),
+            ("tools/testkit/src/store_kind.rs", &["=> "]),
+            ("tests/faults/main.rs", &["mod "]),
             ("tools/soak/src/store.rs", &["mod ", "sessions::start_"]),
             ("cli/compare.schema.json", &["|"]),
         ] {
@@ -181,16 +182,6 @@ impl Places<'_> {
         self.want(
             client.contains(name),
             &format!("{name} in compare/src/store/client.rs"),
-        );
-        let (manifest, script) = (self.read("Cargo.toml"), self.read("scripts/test"));
-        let has_suite = schemes.iter().any(|scheme| {
-            let suite = format!("{scheme}_faults");
-            let main = self.root.join(format!("tests/{suite}/main.rs"));
-            manifest.contains(&suite) && script.contains(&suite) && main.exists()
-        });
-        self.want(
-            has_suite,
-            &format!("the suite tests/SCHEME_faults of {name}, or its word in scripts/test"),
         );
         let list = self.read("cli/tests/run/servers.rs").to_lowercase();
         let mut kinds = schemes.iter().map(|scheme| format!("{scheme}kind::"));

@@ -1,441 +1,173 @@
-//! The cases that every server has.
+//! What the fault suites of all servers share: the cases that every server has, and the means to check them.
 
+pub(crate) mod contended;
+mod deadline;
+mod late;
+pub(crate) mod messages;
+mod opening;
+mod outage;
+pub(crate) mod sessions;
+mod waiter;
+mod witness;
+
+use std::fs;
+use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, Released, WaitOutcome};
-use lockkeeper_testkit::suite::Case;
-use lockkeeper_testkit::{Fault, Proxy, until};
+use lockkeeper::{ErrorKind, LockGuard, LockKeeper, Released};
+use lockkeeper_testkit::{Proxy, Shared, StoreKind, TestServer, suite, until};
 
-use super::contended::{lost, through_all_faults};
-use super::{FaultServer, HANG, WAIT_LIMIT, Witness, assert_closed, fake_server, refused};
+pub(crate) use messages::{Memory, contend_during};
+pub(crate) use opening::{fake_server, refused};
+pub(crate) use outage::Told;
+pub(crate) use waiter::Waiter;
+pub(crate) use witness::Witness;
 
-pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
-    vec![
-        ("request_dropped", |kind| {
-            messages_lost::<S>(kind, Fault::DropRequests);
-        }),
-        ("reply_dropped", |kind| {
-            messages_lost::<S>(kind, Fault::DropReplies);
-        }),
-        ("cut_before_reply", |kind| {
-            messages_lost::<S>(kind, Fault::CutReplyAfter(0));
-        }),
-        ("cut_mid_reply", |kind| {
-            messages_lost::<S>(kind, Fault::CutReplyAfter(S::MID_REPLY));
-        }),
-        ("messages_of_wait_lost", messages_of_wait_lost::<S>),
-        ("reply_later_than_ttl", reply_later_than_ttl::<S>),
-        ("network_dark_while_held", network_dark_while_held::<S>),
-        (
-            "network_dark_while_waiting",
-            network_dark_while_waiting::<S>,
-        ),
-        (
-            "contended_through_all_faults",
-            contended_through_all_faults::<S>,
-        ),
-        ("server_restarted_while_held", |kind| {
-            let server = S::start(kind);
-            match S::RESTARTED {
-                Memory::Lost => lose_all_leases(&server, || server.restart().unwrap()),
-                Memory::Kept => keep_all_leases(&server, || server.restart().unwrap()),
-            }
-        }),
-        ("server_restarted_while_waiting", |kind| {
-            let server = S::start(kind);
-            contend_during(&server, S::RESTARTED, || server.restart().unwrap());
-        }),
-        ("server_killed_while_held", server_killed_while_held::<S>),
-        (
-            "server_stopped_past_all_deadlines",
-            server_stopped_past_all_deadlines::<S>,
-        ),
-        ("opening_without_server", opening_without_server::<S>),
+/// A limit far longer than anything here takes.
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
+/// How long after its deadline a call may return; one that takes longer hangs.
+pub(crate) const HANG: Duration = Duration::from_secs(40);
+
+/// A case that every server has.
+pub(crate) type Case = suite::Case<StoreKind>;
+
+/// Returns the cases of all servers.
+pub(crate) fn cases() -> Vec<Case> {
+    [
+        messages::cases(),
+        late::cases(),
+        deadline::cases(),
+        outage::cases(),
     ]
+    .concat()
 }
 
-/// Loses a message of each acquisition, renewal and release of a keeper behind a proxy; a second keeper
-/// is connected directly.
-fn messages_lost<S: FaultServer>(kind: S::Kind, fault: Fault) {
-    let server = S::start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    // Where a lease ends with its session, a lost session blocks the name for the ttl at most. Elsewhere
-    // the ttl is long, so that no renewal in the background meets the fault.
-    let ttl = if S::LEASE_OUTLIVES_CONNECTION { 60 } else { 6 };
-    // A release is repeated for 2 s, so one without a reply has to end before.
-    let keys = format!("ttl={ttl}s&response_timeout=1500ms&wait=30s");
-    let keeper = server.open_via(&proxy, &keys);
-    let rival = server.open("wait=30s");
-    let witness = Witness::new(true);
-    let acquired = |guard: LockGuard| {
-        witness.enter(&guard);
-        guard
-    };
-    // The first request of each kind may need another round trip.
-    let first = acquired(server.lock_after_waiting(&keeper, &rival));
-    first.renew().unwrap();
-    assert_eq!(first.release().unwrap(), Released::Done);
-    for _ in 0..2 {
-        let guard = acquired(with_fault::<S, _>(&proxy, fault, || {
-            keeper.lock("a").unwrap()
-        }));
-        assert!(guard.is_held());
-        assert!(rival.try_lock("a").unwrap().is_none());
-        match with_fault::<S, _>(&proxy, fault, || guard.renew()) {
-            Ok(()) => assert!(guard.is_held()),
-            Err(error) if S::LEASE_OUTLIVES_CONNECTION => panic!("{error:?}"),
-            Err(error) if error.kind() == ErrorKind::Lost => assert!(!guard.is_held()),
-            Err(error) => assert!(error.is_retryable(), "{error:?}"),
-        }
-        match guard.release() {
-            Ok(Released::AlreadyLost) if S::LEASE_OUTLIVES_CONNECTION => panic!("nothing ended it"),
-            Ok(_) => {}
-            // The server may not have noticed that the session has ended.
-            Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}"),
-        }
-        assert_eq!(
-            acquired(rival.lock("a").unwrap()).release().unwrap(),
-            Released::Done
-        );
+/// Takes a server for a case that leaves its settings as they were.
+pub(crate) fn start(kind: impl Into<StoreKind>) -> Shared {
+    kind.into().share().unwrap()
+}
 
-        let release = || {
-            let guard = acquired(keeper.lock("a").unwrap());
-            with_fault::<S, _>(&proxy, fault, || guard.release())
-        };
-        let next = if S::LEASE_OUTLIVES_CONNECTION {
-            if fault == Fault::DropRequests {
-                assert_eq!(release().unwrap(), Released::Done);
-            } else {
-                // On a busy machine, the verification after the last fault comes late, and may meet this one instead.
-                let error = (0..5).find_map(|_| release().err());
-                let error = error.expect("a release without a reply is unknown");
-                // The repeated release found nothing, which does not prove that the first one succeeded.
-                assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
-            }
-            rival.try_lock("a").unwrap().expect("it was released")
-        } else {
-            if let Err(error) = release() {
-                assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
-            }
-            rival.lock("a").unwrap()
-        };
-        assert_eq!(acquired(next).release().unwrap(), Released::Done);
+/// Keepers on a server. Lock names are in the namespace `default`.
+pub(crate) trait Keepers: TestServer {
+    /// Returns the address of a server that has one.
+    fn own_addr(&self) -> SocketAddr {
+        TestServer::addr(self).expect("a server with one address")
     }
-    drop((keeper, rival));
-    server.assert_clean();
-    assert_closed(&proxy);
-}
 
-/// Loses the next message about the lock `a` that `call` sends or receives.
-fn with_fault<S: FaultServer, T>(proxy: &Proxy, fault: Fault, call: impl FnOnce() -> T) -> T {
-    let before = lost(&proxy.counts());
-    proxy.once(S::LOCK_REQUEST, fault);
-    let result = call();
-    assert!(lost(&proxy.counts()) > before, "{fault:?} was not met");
-    proxy.set(Fault::Pass);
-    result
-}
-
-/// Loses the notification of a waiter, its request, or the reply.
-fn messages_of_wait_lost<S: FaultServer>(kind: S::Kind) {
-    let server = S::start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let rival = server.open("ttl=20s&wait=20s");
-    let witness = Witness::new(true);
-    let wait = Duration::from_secs(20);
-    for fault in [
-        Fault::DropRequests,
-        Fault::DropReplies,
-        Fault::CutReplyAfter(0),
-        Fault::CutReplyAfter(S::MID_REPLY),
-    ] {
-        let held = rival.lock("a").unwrap();
-        witness.enter(&held);
-        let keys = "ttl=3s&response_timeout=1s";
-        let waiter = server.queue_waiter(proxy.addr(), keys, wait, &witness);
-        let before = lost(&proxy.counts());
-        proxy.set(fault);
-        let token = held.token().get();
-        assert_eq!(held.release().unwrap(), Released::Done);
-        let met = proxy.wait_for(WAIT_LIMIT, |counts| lost(counts) > before);
-        assert!(met, "{fault:?} was not met");
-        proxy.set(Fault::Pass);
-        assert!(waiter.answer().expect("it is granted in the end") > token);
+    /// Starts a proxy before the server.
+    fn start_proxy(&self) -> Proxy {
+        Proxy::new(self.own_addr()).unwrap()
     }
-    drop(rival);
-    server.assert_clean();
-    assert_closed(&proxy);
-}
 
-fn reply_later_than_ttl<S: FaultServer>(kind: S::Kind) {
-    let server = S::start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let slow = server.open_via(&proxy, "ttl=1s&response_timeout=10s&wait=4s");
-    let rival = server.open("wait=20s");
-    drop(slow.lock("a").unwrap());
-    let witness = Witness::new(true);
-    proxy.once(S::LOCK_REQUEST, Fault::DelayReplies(Duration::from_secs(3)));
-    thread::scope(|scope| {
-        let late = scope.spawn(|| {
-            let answer = slow.lock("a");
-            if let Ok(guard) = &answer {
-                witness.enter(guard);
-            }
-            answer.map(LockGuard::release)
+    /// Returns how many keepers wait for the lock in the store.
+    fn queue_length(&self, name: &str) -> usize {
+        self.waiters("default", name).unwrap()
+    }
+
+    /// Waits until nothing of any keeper is left on the server.
+    #[track_caller]
+    fn assert_clean(&self) {
+        until("no lock is left", || self.leftovers().unwrap().is_empty());
+        until("no keeper is connected", || {
+            self.connections().unwrap().is_empty()
         });
-        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.held == 1));
-        // The server granted it to `slow`, which did not renew it.
-        let taken = rival.lock("a").unwrap();
-        witness.enter(&taken);
-        // `slow` gets an error, a lost guard or a later grant; the witness has checked which.
-        until("the late call returns", || late.is_finished());
-        assert!(taken.is_held());
-        assert_eq!(taken.release().unwrap(), Released::Done);
-        let _ = late.join().unwrap();
-    });
-    drop((slow, rival));
-    server.assert_clean();
-}
-
-fn network_dark_while_held<S: FaultServer>(kind: S::Kind) {
-    let server = S::start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=3s&response_timeout=1s&connect_timeout=1s&wait=3s";
-    let keeper = server.open_via(&proxy, keys);
-    let rival = server.open("wait=20s");
-    let witness = Witness::new(true);
-    let held = keeper.lock("a").unwrap();
-    witness.enter(&held);
-    proxy.set(Fault::Dark);
-    // The witness checks that the former holder knows of its loss by now.
-    let next = rival.lock("a").unwrap();
-    witness.enter(&next);
-    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
-    assert!(next.token() > held.token());
-    for answer in [
-        keeper.try_lock("b"),
-        keeper.try_lock_for("b", Duration::from_secs(1)),
-    ] {
-        let error = answer.unwrap_err();
-        let kinds = [ErrorKind::Unknown, ErrorKind::Unavailable];
-        assert!(kinds.contains(&error.kind()), "{error:?}");
     }
-    // Requests that were sent in the dark arrive now, and have no effect.
-    proxy.set(Fault::Pass);
-    let _ = held.release();
-    until("the keeper sees that the lock is held", || {
-        let answer = keeper.try_lock("a");
-        assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
-        answer.is_ok()
-    });
-    assert!(next.is_held());
-    assert_eq!(next.release().unwrap(), Released::Done);
-    let again = keeper.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap();
-    witness.enter(&again);
-    drop((again, keeper, rival));
-    server.assert_clean();
-    assert_closed(&proxy);
+
+    /// Returns a URL with keys, and with time for a reply on a busy machine where the keys do not say it.
+    fn url_with(&self, addr: SocketAddr, keys: &str) -> String {
+        let keys = keys.replace("ttl=1s", &format!("ttl={}s", self.facts().min_ttl));
+        let url = TestServer::url_via(self, addr);
+        format!("{url}{}", with_reply_time(&keys))
+    }
+
+    /// Opens a keeper on the server.
+    fn open(&self, keys: &str) -> LockKeeper {
+        opened(&self.url_with(self.own_addr(), keys))
+    }
+
+    /// Opens a keeper by way of a proxy.
+    fn open_via(&self, proxy: &Proxy, keys: &str) -> LockKeeper {
+        opened(&self.url_with(proxy.addr(), keys))
+    }
+
+    /// Has a keeper wait for `a` in the store until `rival` releases it, and get it. What a keeper does for
+    /// its first wait or grant alone is done then, and meets no fault.
+    fn lock_after_waiting(&self, keeper: &LockKeeper, rival: &LockKeeper) -> LockGuard {
+        let held = rival.lock("a").unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| keeper.try_lock_for("a", WAIT_LIMIT).unwrap());
+            until("the keeper waits", || self.queue_length("a") == 1);
+            assert_eq!(held.release().unwrap(), Released::Done);
+            waiting.join().unwrap().expect("it is free")
+        })
+    }
+
+    /// Starts a waiter for `a`, and returns when it is queued in the store.
+    fn queue_waiter(&self, addr: SocketAddr, keys: &str, wait: Duration, seen: &Witness) -> Waiter {
+        let [waiter] = self.queue_waiters(addr, keys, wait, seen);
+        waiter
+    }
+
+    /// Starts waiters for `a` at the same time, and returns when all are queued in the store. On a busy machine, the wait of
+    /// the first one would be over before the last one has opened its keeper.
+    fn queue_waiters<const N: usize>(
+        &self,
+        addr: SocketAddr,
+        keys: &str,
+        wait: Duration,
+        seen: &Witness,
+    ) -> [Waiter; N] {
+        let before = self.queue_length("a");
+        let keepers = [(); N].map(|()| opened(&self.url_with(addr, keys)));
+        let waiters = keepers.map(|keeper| Waiter::start(keeper, wait, seen));
+        until("all waiters are queued", || {
+            self.queue_length("a") == before + N
+        });
+        waiters
+    }
 }
 
-fn network_dark_while_waiting<S: FaultServer>(kind: S::Kind) {
-    let server = S::start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=2s&response_timeout=1s&connect_timeout=1s";
-    let witness = Witness::new(true);
-    let holder = server.open("ttl=20s");
-    let held = holder.lock("a").unwrap();
-    witness.enter(&held);
-    // The short wait begins last, since a keeper may take long to open on a busy machine.
-    let [long, short] = [30, 8]
-        .map(|wait| server.queue_waiter(proxy.addr(), keys, Duration::from_secs(wait), &witness));
-    proxy.set(Fault::Dark);
-    short.fails();
-    // Waiters that are cut off block the name for their ttls at most, where the store blocks it at all.
-    let first = held.token().get();
-    assert_eq!(held.release().unwrap(), Released::Done);
-    let wait = if S::LEASE_OUTLIVES_CONNECTION {
-        HANG
-    } else {
-        WAIT_LIMIT
-    };
-    let next = holder.try_lock_for("a", wait).unwrap().expect("it is free");
-    witness.enter(&next);
-    assert_eq!(next.release().unwrap(), Released::Done);
-    proxy.set(Fault::Pass);
-    assert!(long.answer().expect("it outlasts the outage") > first);
-    drop(holder);
-    server.assert_clean();
-    assert_closed(&proxy);
+impl<S: TestServer + ?Sized> Keepers for S {}
+
+/// Adds time for a reply and a connection on a busy machine to the keys of a server, where they do not say it.
+pub(crate) fn with_reply_time(keys: &str) -> String {
+    let mut keys = keys.to_owned();
+    for timeout in ["response_timeout", "connect_timeout"] {
+        if !keys.contains(timeout) {
+            keys += &format!("&{timeout}=5s");
+        }
+    }
+    keys
 }
 
-fn contended_through_all_faults<S: FaultServer>(kind: S::Kind) {
-    let server = S::start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let (ttl, witness) = match S::LEASE_OUTLIVES_CONNECTION {
-        true => (1, Witness::new(true)),
-        // The witness waits for the loss of a session that was cut.
-        false => (6, Witness::of_cut_sessions()),
-    };
-    let keys = format!("ttl={ttl}s&response_timeout=300ms&connect_timeout=300ms&wait=1s");
-    let keepers = [
-        server.open_via(&proxy, &keys),
-        server.open_via(&proxy, &keys),
-        server.open(&keys),
-    ];
-    through_all_faults(&keepers, Duration::from_secs(1), &proxy, &witness);
-    drop(keepers);
-    server.assert_clean();
-    assert_closed(&proxy);
-}
-
-/// Whether the server knows its leases after a fault.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Memory {
-    Kept,
-    Lost,
-}
-
-/// Has one keeper hold `a` and three wait for it during the fault; then each of them is granted it.
+/// Opens a keeper. On a busy machine, it may take several attempts within the time-outs of the URL.
 #[track_caller]
-pub(crate) fn contend_during<S: FaultServer>(server: &S, memory: Memory, fault: impl FnOnce()) {
-    let witness = Witness::new(memory == Memory::Kept);
-    // Time enough for replies, whatever the fault is. A restart is not to outlast a lease that is kept.
-    let ttl = if memory == Memory::Kept { 20 } else { 6 };
-    let keys = &format!("ttl={ttl}s&response_timeout=10s");
-    let holder = server.open(keys);
-    let held = holder.lock("a").unwrap();
-    witness.enter(&held);
-    let wait = Duration::from_secs(45);
-    let waiters = server.queue_waiters::<3>(server.addr(), keys, wait, &witness);
-    fault();
-    let first = held.token();
-    if memory == Memory::Lost {
-        assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
-        assert_eq!(held.ensure_held().unwrap_err().kind(), ErrorKind::Lost);
-        assert_eq!(held.release().unwrap(), Released::AlreadyLost);
-    } else {
-        assert!(held.is_held());
-        assert_eq!(held.release().unwrap(), Released::Done);
-    }
-    for waiter in waiters {
-        assert!(waiter.answer().expect("it is granted in the end") > first.get());
-    }
-    drop(holder);
-    server.assert_clean();
-}
-
-/// Checks that the next renewal notices that the server lost all leases.
-#[track_caller]
-pub(crate) fn lose_all_leases<S: FaultServer>(server: &S, lose: impl FnOnce()) {
-    let [holder, rival] = [(); 2].map(|()| server.open("ttl=6s"));
-    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed {
-        ttl: Duration::from_secs(60),
+pub(crate) fn opened(url: &str) -> LockKeeper {
+    let mut keeper = None;
+    until("the server replies in time", || {
+        match lockkeeper::open(url) {
+            Ok(opened) => keeper = Some(opened),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}"),
+        }
+        keeper.is_some()
     });
-    let held = holder.lock("a").unwrap();
-    let other = holder.acquire("b", &fixed).unwrap().unwrap();
-    lose();
-    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
-    // Its own deadline is 60 s away.
-    assert_eq!(other.renew().unwrap_err().kind(), ErrorKind::Lost);
-    assert!(!other.is_held());
-    for (lost, name) in [(held, "a"), (other, "b")] {
-        let next = rival.lock(name).unwrap();
-        assert!(next.token() > lost.token());
-        assert_eq!(lost.release().unwrap(), Released::AlreadyLost);
-        assert!(next.is_held());
-        assert_eq!(next.release().unwrap(), Released::Done);
-    }
-    drop((holder, rival));
-    server.assert_clean();
+    keeper.unwrap()
 }
 
-/// Checks that a fault that ends no lease is no loss.
-fn keep_all_leases<S: FaultServer>(server: &S, fault: impl FnOnce()) {
-    let [holder, rival] = [(); 2].map(|()| server.open("ttl=20s"));
-    let held = holder.lock("a").unwrap();
-    fault();
-    held.renew().unwrap();
-    assert!(rival.try_lock("a").unwrap().is_none());
-    let token = held.token();
-    assert_eq!(held.release().unwrap(), Released::Done);
-    let next = rival.lock("a").unwrap();
-    assert!(next.token() > token);
-    drop((next, holder, rival));
-    server.assert_clean();
+/// Returns whether a thread of a keeper or of a backend runs.
+pub(crate) fn threads_run() -> bool {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+        return false;
+    };
+    let mut names = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.any(|name| name.starts_with("lockkeeper"))
 }
 
-fn server_killed_while_held<S: FaultServer>(kind: S::Kind) {
-    let server = S::start(kind);
-    let witness = Witness::new(true);
-    let keeper = server.open("ttl=6s");
-    let held = keeper.lock("a").unwrap();
-    witness.enter(&held);
-    let wait = Duration::from_secs(10);
-    let waiter = server.queue_waiter(server.addr(), "", wait, &witness);
-    server.daemon().kill();
-    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
-    assert_ne!(waiter.fails(), ErrorKind::TimedOut);
-    let error = keeper.try_lock("b").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-    server.restart().unwrap();
-    let next = keeper.lock("a").unwrap();
-    witness.enter(&next);
-    assert!(next.token() > held.token());
-    drop((held, next, keeper));
-    server.assert_clean();
-}
-
-fn server_stopped_past_all_deadlines<S: FaultServer>(kind: S::Kind) {
-    let server = S::start(kind);
-    let witness = Witness::new(true);
-    let holder = server.open("ttl=4s&response_timeout=1s");
-    let held = holder.lock("a").unwrap();
-    witness.enter(&held);
-    let wait = Duration::from_secs(6);
-    // What is granted to these waiters in the end expires with the ttl.
-    let keys = "ttl=1s&response_timeout=1s";
-    let waiters = server.queue_waiters::<3>(server.addr(), keys, wait, &witness);
-    server.daemon().stop().unwrap();
-    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
-    for waiter in waiters {
-        waiter.fails();
-    }
-    server.daemon().cont().unwrap();
-    let next = holder.try_lock_for("a", WAIT_LIMIT).unwrap();
-    let next = next.expect("the lease has expired");
-    witness.enter(&next);
-    drop((held, next, holder));
-    server.assert_clean();
-}
-
-fn opening_without_server<S: FaultServer>(kind: S::Kind) {
-    let server = S::start(kind);
-    let addr = server.addr().to_string();
-    server.daemon().kill();
-    let unavailable = ErrorKind::Unavailable;
-    for url in S::urls_of(&addr) {
-        refused(&url, unavailable, &[&addr, "running"]);
-        let keeper = lockkeeper::open(&format!("{url}fallback=memory:")).unwrap();
-        assert_eq!(keeper.backend(), "memory");
-    }
-    if let Some(url) = server.socket_url() {
-        refused(&url, unavailable, &["/lk-"]);
-    }
-    // No packet returns from this address (RFC 5737); some networks say so at once.
-    let [silent, _] = S::urls_of("192.0.2.1:6379");
-    refused(
-        &format!("{silent}connect_timeout=300ms"),
-        unavailable,
-        &["192.0.2.1"],
-    );
-    let [unknown, _] = S::urls_of("name.invalid");
-    refused(&unknown, unavailable, &["name.invalid"]);
-    // It takes the connection, and says nothing.
-    let mute = fake_server(b"", b"", 0);
-    for url in S::urls_of(&mute) {
-        let url = format!("{url}connect_timeout=300ms&response_timeout=300ms");
-        refused(&url, unavailable, &[&mute]);
-    }
-    server.restart().unwrap();
+/// Waits until no client is connected to the proxy.
+#[track_caller]
+pub(crate) fn assert_closed(proxy: &Proxy) {
+    assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.open == 0));
 }

@@ -1,0 +1,171 @@
+//! Messages that arrive late, and threads that wait for each other.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{ErrorKind, Released, WaitOutcome};
+use lockkeeper_testkit::{Counts, Fault, StoreKind, until};
+
+use super::{Case, HANG, Keepers as _, WAIT_LIMIT, Witness, assert_closed, start};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        (
+            "late_replies_are_not_matched_to_later_requests",
+            late_replies_are_not_matched_to_later_requests,
+        ),
+        ("renewal_later_than_ttl", renewal_later_than_ttl),
+        (
+            "wait_that_ends_before_a_late_reply_is_busy",
+            wait_that_ends_before_a_late_reply,
+        ),
+        ("two_names_in_opposite_order", two_names_in_opposite_order),
+    ]
+}
+
+/// The protocols have no ids that match replies to requests, so a late reply could be read as that to a later request.
+fn late_replies_are_not_matched_to_later_requests(kind: StoreKind) {
+    let server = start(kind);
+    let proxy = server.start_proxy();
+    let slow = server.open_via(&proxy, "ttl=9s&response_timeout=1s&pool_size=2");
+    let rival = server.open("wait=20s");
+    let taken = rival.lock("b").unwrap();
+    let late = Fault::DelayReplies(Duration::from_millis(2500));
+    // Waits for the late reply, which is about `a`, and checks that it is not read as a grant of `b`.
+    let b_is_still_held = |what: &str, before: Counts| {
+        let came = proxy.wait_for(WAIT_LIMIT, |counts| counts.late > before.late);
+        assert!(came, "the late reply never came");
+        for _ in 0..3 {
+            // On a busy machine, a reply or a connection may take longer than the time-outs.
+            until("the store says that b is held", || {
+                match slow.try_lock("b") {
+                    Ok(answer) => {
+                        assert!(answer.is_none(), "b is held by two after {what}");
+                        true
+                    }
+                    Err(error) => {
+                        assert!(error.is_retryable(), "{error:?}");
+                        false
+                    }
+                }
+            });
+        }
+        assert!(taken.is_held());
+        taken.renew().unwrap();
+    };
+    for _ in 0..2 {
+        let before = proxy.counts();
+        proxy.once(server.facts().lock_request, late);
+        let held = slow.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap();
+        b_is_still_held("an acquisition", before);
+        let before = proxy.counts();
+        proxy.once(server.facts().lock_request, late);
+        if let Err(error) = held.release() {
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        }
+        b_is_still_held("a release", before);
+    }
+    drop((taken, slow, rival));
+    server.assert_clean();
+}
+
+/// A renewal that arrives after the lease has expired does not revive the lease.
+fn renewal_later_than_ttl(kind: StoreKind) {
+    let server = start(kind);
+    let proxy = server.start_proxy();
+    let slow = server.open_via(&proxy, "ttl=2s&response_timeout=10s&wait=20s");
+    let rival = server.open("wait=20s");
+    let witness = Witness::new(true);
+    let held = slow.lock("a").unwrap();
+    witness.enter(&held);
+    proxy.set(Fault::DelayRequests(Duration::from_secs(4)));
+    // The witness checks that the former holder knows of its loss by now.
+    let next = rival.lock("a").unwrap();
+    witness.enter(&next);
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    assert!(
+        proxy.wait_for(WAIT_LIMIT, |counts| counts.held > 0),
+        "no renewal was late"
+    );
+    proxy.set(Fault::Pass);
+    let _ = held.release();
+    assert!(next.is_held());
+    next.renew().unwrap();
+    assert_eq!(next.release().unwrap(), Released::Done);
+    drop((slow, rival));
+    server.assert_clean();
+    assert_closed(&proxy);
+}
+
+/// A server that is busy replies later than an acquisition may end. The lock is busy all along.
+fn wait_that_ends_before_a_late_reply(kind: StoreKind) {
+    let server = start(kind);
+    let proxy = server.start_proxy();
+    let slow = server.open_via(&proxy, "ttl=9s");
+    let rival = server.open("wait=20s");
+    drop(server.lock_after_waiting(&slow, &rival));
+    let held = rival.lock("a").unwrap();
+    let ends_as_busy = || {
+        let (answer, met_delay) = thread::scope(|scope| {
+            let waiting = scope.spawn(|| slow.try_lock_for("a", Duration::from_secs(2)));
+            until("it waits", || {
+                server.queue_length("a") > 0 || waiting.is_finished()
+            });
+            // Longer than an acquisition lasts after its deadline, and less than the time-outs.
+            let held = proxy.counts().held;
+            proxy.set(Fault::DelayReplies(Duration::from_millis(200)));
+            (waiting.join().unwrap(), proxy.counts().held > held)
+        });
+        proxy.set(Fault::Pass);
+        until("its last request is given back", || {
+            slow.pending_releases() == 0
+        });
+        match answer {
+            Ok(answer) => {
+                assert!(answer.is_none(), "the other keeper holds it");
+                met_delay
+            }
+            // On a busy machine, the holder may not have been seen for long.
+            Err(error) => {
+                assert!(error.is_retryable(), "{error:?}");
+                false
+            }
+        }
+    };
+    for _ in 0..2 {
+        until("a wait ends as busy", ends_as_busy);
+    }
+    held.release().unwrap();
+    drop(slow.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap());
+    drop((slow, rival));
+    server.assert_clean();
+}
+
+/// A store cannot detect this deadlock, since it does not know which locks one keeper needs: the deadlines end it.
+fn two_names_in_opposite_order(kind: StoreKind) {
+    let server = start(kind);
+    let wait = Duration::from_secs(2);
+    let keepers = [(); 2].map(|()| server.open("ttl=9s"));
+    let [one, two] = &keepers;
+    let holds = [one.lock("a").unwrap(), two.lock("b").unwrap()];
+    thread::scope(|scope| {
+        let answers = [(one, "b"), (two, "a")].map(|(keeper, name)| {
+            scope.spawn(move || {
+                let began = Instant::now();
+                let answer = keeper.try_lock_for(name, wait);
+                assert!(began.elapsed() < wait + HANG, "{:?}", began.elapsed());
+                answer
+            })
+        });
+        for answer in answers {
+            let answer = answer.join().unwrap().unwrap();
+            assert!(answer.is_none(), "the other keeper holds it");
+        }
+    });
+    for guard in holds {
+        assert!(guard.is_held());
+        assert_eq!(guard.release().unwrap(), Released::Done);
+    }
+    drop(keepers);
+    server.assert_clean();
+}

@@ -1,0 +1,339 @@
+//! Requests that are carried out after their repetition has succeeded, and those whose reply is lost.
+
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::backends::{self, etcd::EtcdProvider};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockKeeper, Released};
+use lockkeeper_testkit::{
+    EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, TestServer as _, until,
+};
+
+use super::Case;
+use super::relay::{Held, relay};
+use crate::common::{Keepers, WAIT_LIMIT, opened};
+
+pub(super) const CASES: &[Case] = &[
+    ("late_grant_leaves_the_key", late_grant),
+    ("late_move_in_the_queue_leaves_the_key", late_move_in_queue),
+    ("late_renewal_leaves_the_key", late_renewal),
+    ("lost_reply_to_a_renewal_keeps_the_lock", lost_reply),
+    ("lost_reply_to_an_attempt_finds_its_grant", lost_grant),
+    ("unreadable_reply_leaves_no_key_for_long", unreadable_reply),
+    ("lost_reply_to_a_permit_keeps_within_its_slots", lost_permit),
+    ("keepers_of_one_provider_wait_in_turn", one_provider),
+    ("key_on_another_lease_is_moved_again", other_lease),
+    ("waiter_that_fails_on_its_turn_leaves_no_key", failed_turn),
+    ("grant_without_a_base_leaves_no_key", failed_base),
+    ("cancel_leaves_the_other_connections", cancelled),
+];
+
+/// Every request about a lock of the namespace has it: `lockkeeper/default/l/` in base64.
+const LOCK_REQUEST: &str = "bG9ja2tlZXBlci9kZWZhdWx0L2wv";
+/// Only the request of a waiter whose turn may have come has it.
+const ON_TURN: &str = "GREATER";
+/// A request for `lockkeeper/default/l/a/w…` that writes `{"held":fals…`, in base64.
+const WAITS: [&str; 2] = ["bG9ja2tlZXBlci9kZWZhdWx0L2wvYS93", "eyJoZWxkIjpmYWxz"];
+/// Each request about the lock `a` has it, and none about another one: `lockkeeper/default/l/a/…`, in base64.
+const OF_A: &str = "bG9ja2tlZXBlci9kZWZhdWx0L2wvYS";
+/// Only the request that raises the base of the epochs has it, where there are no permits.
+const RAISES_BASE: &str = "LESS";
+/// Only the request that grants a permit beside other ones has it.
+const PERMIT: &str = "mod_revision";
+
+struct Rig {
+    held: Arc<Mutex<Held>>,
+    server: EtcdServer,
+    proxy: Proxy,
+    keeper: LockKeeper,
+}
+
+impl Rig {
+    /// With this ttl no renewal is due.
+    fn start(kind: EtcdKind) -> Self {
+        let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+        let proxy = Proxy::new(server.addr()).unwrap();
+        let held = Arc::default();
+        let url = server.url_via(relay(&held, proxy.addr()));
+        // A busy machine replies within this time.
+        let keeper = lockkeeper::open(&format!("{url}ttl=10m&response_timeout=1s")).unwrap();
+        Self {
+            held,
+            server,
+            proxy,
+            keeper,
+        }
+    }
+
+    fn key(&self) -> Vec<EtcdKey> {
+        self.server.keys("lockkeeper/default/l/a/").unwrap()
+    }
+
+    /// Has the provider bind keys to another lease from now on.
+    fn retire_lease(&self) {
+        self.proxy.once(LOCK_REQUEST, Fault::DropRequests);
+        let dropped = || self.proxy.counts().dropped_requests;
+        let before = dropped();
+        // The keeper may ask again, with another lease.
+        drop(self.keeper.try_lock("b"));
+        assert!(dropped() > before);
+    }
+
+    /// Has the provider bind keys that wait to another lease from now on.
+    fn retire_lease_of_waiters(&self, rival: &LockKeeper) {
+        let _held = rival.lock("b").unwrap();
+        let dropped = || self.proxy.counts().dropped_requests;
+        let before = dropped();
+        self.proxy.once(WAITS[1], Fault::DropRequests);
+        // On a busy machine, an acquisition may end before it sends that request.
+        until("a request to wait is lost", || {
+            drop(self.keeper.try_lock_for("b", Duration::from_millis(1)));
+            dropped() > before
+        });
+    }
+
+    /// Holds back the next request that contains all needles.
+    fn hold(&self, needles: &'static [&'static str]) {
+        self.held.lock().unwrap().needles.push(needles);
+    }
+
+    /// Has the held request carried out, which writes nothing.
+    fn carry_out(&self) {
+        let requests = std::mem::take(&mut self.held.lock().unwrap().requests);
+        let [request] = &requests[..] else {
+            panic!("one request is held: {requests:?}");
+        };
+        let text = str::from_utf8(request).unwrap();
+        let (_, body) = text.split_once("\r\n\r\n").unwrap();
+        let body = serde_json::from_str(body).unwrap();
+        let reply = self.server.call("/v3/kv/txn", &body).unwrap();
+        assert!(!reply.to_string().contains("response_put"), "{reply:#}");
+    }
+}
+
+fn late_grant(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let rival = Keepers::open(&rig.server, "ttl=10m");
+    let held = rival.lock("a").unwrap();
+    let guard = thread::scope(|scope| {
+        let waiting = scope.spawn(|| rig.keeper.try_lock_for("a", WAIT_LIMIT));
+        until("it waits", || rig.server.queue_length("a") == 1);
+        rig.hold(&[ON_TURN]);
+        held.release().unwrap();
+        waiting.join().unwrap().unwrap().unwrap()
+    });
+    rig.carry_out();
+    guard.renew().unwrap();
+}
+
+fn late_renewal(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let guard = rig.keeper.lock("a").unwrap();
+    rig.retire_lease();
+    rig.hold(&[LOCK_REQUEST]);
+    // Its repetition succeeds.
+    guard.renew().unwrap();
+    rig.retire_lease();
+    guard.renew().unwrap();
+    rig.carry_out();
+    guard.renew().unwrap();
+}
+
+/// The key of a waiter is moved when the lease of the waiters was retired.
+fn late_move_in_queue(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let rival = Keepers::open(&rig.server, "ttl=10m");
+    let held = rival.lock("a").unwrap();
+    let guard = thread::scope(|scope| {
+        let waiting = scope.spawn(|| rig.keeper.try_lock_for("a", WAIT_LIMIT));
+        until("it waits", || rig.server.queue_length("a") == 1);
+        rig.hold(&WAITS);
+        rig.retire_lease_of_waiters(&rival);
+        until("the move is held", || {
+            !rig.held.lock().unwrap().requests.is_empty()
+        });
+        held.release().unwrap();
+        waiting.join().unwrap().unwrap().unwrap()
+    });
+    rig.carry_out();
+    guard.renew().unwrap();
+}
+
+fn lost_reply(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let guard = rig.keeper.lock("a").unwrap();
+    rig.retire_lease();
+    rig.proxy.once(LOCK_REQUEST, Fault::DropReplies);
+    guard.renew().unwrap();
+    assert!(guard.is_held());
+}
+
+/// The repeated attempt has another key than the one that was granted.
+fn lost_grant(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    for round in 0..2 {
+        rig.proxy.once(LOCK_REQUEST, Fault::DropReplies);
+        let guard = match round {
+            0 => rig.keeper.try_lock("a").unwrap(),
+            _ => rig.keeper.try_lock_for("a", WAIT_LIMIT).unwrap(),
+        };
+        let guard = guard.expect("it was granted before");
+        assert_eq!(rig.key().len(), 1);
+        guard.renew().unwrap();
+        assert_eq!(guard.release().unwrap(), Released::Done);
+        assert_eq!(rig.key().len(), 0);
+    }
+}
+
+/// Another lock keeps the lease alive to which the key was bound.
+fn unreadable_reply(kind: EtcdKind) {
+    const REPLIES: [&[u8]; 3] = [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
+        b"HTTP/1.1 500 x\r\nContent-Length: 6\r\n\r\n<html>",
+        b"HTTP/1.1 429 x\r\nContent-Length: 22\r\n\r\n{\"message\":\"too many\"}",
+    ];
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let held = Arc::<Mutex<Held>>::default();
+    let url = server.url_via(relay(&held, server.addr()));
+    let keys = "ttl=10s&response_timeout=5s&connect_timeout=5s";
+    let keeper = opened(&format!("{url}{keys}"));
+    let kept = keeper.lock("b").unwrap();
+    for reply in REPLIES {
+        held.lock().unwrap().unreadable = Some((OF_A, reply));
+        let error = keeper.try_lock("a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        held.lock().unwrap().unreadable = None;
+        until("the key has ended", || {
+            let keys = server.keys("lockkeeper/default/l/a/").unwrap();
+            keys.is_empty()
+        });
+        // Until then, an attempt ends with the error of the one before it.
+        until("the name is given back", || keeper.pending_releases() == 0);
+    }
+    assert!(kept.is_held());
+}
+
+/// All slots are in use when it asks again, one of them by itself.
+fn lost_permit(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let permits = rig.keeper.semaphore("b", 2).unwrap();
+    let held = permits.try_acquire().unwrap().expect("a free permit");
+    rig.proxy.once(PERMIT, Fault::DropReplies);
+    let other = permits.try_acquire().unwrap();
+    let other = other.expect("it was granted before");
+    assert_eq!((held.slot(), other.slot()), (0, 1));
+}
+
+/// The holder has the key that the waiter would have.
+fn one_provider(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let addr = server.addr();
+    let options = backends::etcd::EtcdOptions::tcp(addr.ip().to_string(), addr.port());
+    let provider = Arc::new(EtcdProvider::open(&options, "default").unwrap());
+    let open = || LockKeeper::builder(provider.clone()).build().unwrap();
+    let (keeper, other) = (open(), open());
+    let held = keeper.lock("a").unwrap();
+    assert!(other.try_lock("a").unwrap().is_none());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| other.try_lock_for("a", WAIT_LIMIT).unwrap().is_some());
+        until("it waits", || server.queue_length("a") == 1);
+        held.release().unwrap();
+        assert!(waiting.join().unwrap());
+    });
+    server.assert_clean();
+}
+
+/// An earlier renewal may have bound the key to a lease that was retired since.
+fn other_lease(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let guard = rig.keeper.lock("a").unwrap();
+    let key = rig.key().remove(0);
+    rig.server.put(&key.key, &key.value).unwrap();
+    let unbound = rig.key().remove(0);
+    guard.renew().unwrap();
+    assert!(guard.is_held());
+    assert!(rig.key().remove(0).modified > unbound.modified);
+}
+
+/// Another waiter keeps the lease alive to which its key was bound.
+fn failed_turn(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let rival = Keepers::open(&rig.server, "ttl=10m&wait=20s");
+    let (held, other) = (rival.lock("a").unwrap(), rival.lock("b").unwrap());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| rig.keeper.try_lock_for("b", WAIT_LIMIT));
+        until("it waits", || rig.server.queue_length("b") == 1);
+        let enters = Arc::new(Barrier::new(2));
+        {
+            let mut relay = rig.held.lock().unwrap();
+            relay.paused = Some((&WAITS, Arc::clone(&enters)));
+            relay.refused = Some(ON_TURN);
+        }
+        let failing = scope.spawn(|| rig.keeper.try_lock_for("a", Duration::from_secs(2)));
+        enters.wait();
+        // So its turn has come when it has entered the queue.
+        held.release().unwrap();
+        enters.wait();
+        assert!(failing.join().unwrap().is_err());
+        rig.held.lock().unwrap().refused = None;
+        drop(rival.lock("a").unwrap());
+        other.release().unwrap();
+        assert!(waiting.join().unwrap().unwrap().is_some());
+    });
+    rig.server.assert_clean();
+}
+
+/// The epoch of a grant cannot be told. Another lock keeps the lease alive to which the key was bound.
+fn failed_base(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let held = Arc::<Mutex<Held>>::default();
+    let url = server.url_via(relay(&held, server.addr()));
+    let keeper = opened(&format!("{url}ttl=10s&response_timeout=5s"));
+    server.delete("lockkeeper/").unwrap();
+    held.lock().unwrap().refused = Some(RAISES_BASE);
+    assert!(keeper.try_lock("a").is_err());
+    held.lock().unwrap().refused = None;
+    let other = keeper.lock("b").unwrap();
+    until("the key has ended", || {
+        let keys = server.keys("lockkeeper/default/l/a/").unwrap();
+        keys.is_empty()
+    });
+    assert!(other.is_held());
+}
+
+/// A cancel closes a connection whose reply is waited for. That the member has failed would close all others, too.
+fn cancelled(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keeper = opened(&format!("etcd://{}?response_timeout=30s", proxy.addr()));
+    let rival = opened(&format!("etcd://{}", server.addr()));
+    // The second request takes another connection.
+    proxy.once(LOCK_REQUEST, Fault::DelayReplies(Duration::from_secs(1)));
+    thread::scope(|scope| {
+        let held = proxy.counts().held;
+        let slow = scope.spawn(|| keeper.lock("x").unwrap());
+        until("its reply is late", || proxy.counts().held > held);
+        drop(keeper.lock("y").unwrap());
+        drop(slow.join().unwrap());
+    });
+    let blocker = rival.lock("a").unwrap();
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().wait(WAIT_LIMIT).cancel(&cancel);
+    let before = thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.acquire("a", &options).map(drop));
+        until("it is queued", || server.queue_length("a") == 1);
+        let held = proxy.counts().held;
+        proxy.once(LOCK_REQUEST, Fault::DelayRequests(Duration::from_secs(1)));
+        assert_eq!(blocker.release().unwrap(), Released::Done);
+        until("its request is under way", || proxy.counts().held > held);
+        let before = proxy.counts().accepted;
+        cancel.cancel();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        before
+    });
+    until("what it left is freed", || keeper.pending_releases() == 0);
+    drop(keeper.lock("b").unwrap());
+    assert_eq!(proxy.counts().accepted, before);
+}

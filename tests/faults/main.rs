@@ -1,0 +1,128 @@
+//! Real servers that crash, lose their data or their sessions, refuse or stall, and a network that loses messages.
+//! After each fault: exclusion, an answer for every waiter, lost guards, and nothing left on the server.
+//!
+//! A trial is called `KIND::CASE`, such as `redis-7::reply_dropped`; `cargo test --all-features --test faults -- mysql-9` runs one kind.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "that is how a test fails"
+)]
+
+#[cfg(unix)]
+mod common;
+#[cfg(all(unix, feature = "etcd"))]
+mod etcd;
+#[cfg(all(unix, feature = "mysql"))]
+mod mysql;
+#[cfg(all(unix, feature = "postgres"))]
+mod postgres;
+#[cfg(all(unix, feature = "redis"))]
+mod redis;
+
+#[cfg(unix)]
+use std::collections::HashMap;
+use std::process::ExitCode;
+
+#[cfg(unix)]
+use libtest_mimic::{Arguments, Trial};
+#[cfg(unix)]
+use lockkeeper_testkit::{StoreKind, suite, until};
+
+/// How many cases run at a time unless `--test-threads` says otherwise; most of a case is waiting.
+#[cfg(unix)]
+const THREADS: usize = 24;
+
+/// Mixes the trials of all kinds, so that not too many servers of one kind run at a time.
+#[cfg(unix)]
+fn mixed(trials: Vec<Trial>) -> Vec<Trial> {
+    let mut counts = HashMap::new();
+    let number = |trial: Trial| {
+        let kind = trial.name().split("::").next().unwrap_or_default();
+        let count = counts.entry(kind.to_owned()).or_insert(0);
+        *count += 1;
+        (*count, trial)
+    };
+    let mut numbered: Vec<(u32, Trial)> = trials.into_iter().map(number).collect();
+    numbered.sort_by_key(|(number, _)| *number);
+    numbered.into_iter().map(|(_, trial)| trial).collect()
+}
+
+/// Returns the kinds of servers whose drivers were compiled in.
+#[cfg(unix)]
+fn servers() -> Vec<StoreKind> {
+    let mut kinds = StoreKind::servers();
+    kinds.retain(|kind| match kind {
+        StoreKind::Redis(_) => cfg!(feature = "redis"),
+        StoreKind::MySql(_) => cfg!(feature = "mysql"),
+        StoreKind::Postgres(_) => cfg!(feature = "postgres"),
+        _ => cfg!(feature = "etcd"),
+    });
+    kinds
+}
+
+/// Returns a trial of each case on each kind.
+#[cfg(unix)]
+fn on_each(kinds: &[StoreKind], cases: Vec<common::Case>) -> impl Iterator<Item = Trial> {
+    let trials = move |case| kinds.iter().map(move |kind| suite::trial(*kind, case));
+    cases.into_iter().flat_map(trials)
+}
+
+/// Returns the cases of one kind of server alone.
+#[cfg(unix)]
+fn own() -> Vec<Trial> {
+    let all: Vec<Vec<Trial>> = vec![
+        #[cfg(feature = "etcd")]
+        etcd::trials(),
+        #[cfg(feature = "mysql")]
+        mysql::trials(),
+        #[cfg(feature = "postgres")]
+        postgres::trials(),
+        #[cfg(feature = "redis")]
+        redis::trials(),
+    ];
+    all.into_iter().flatten().collect()
+}
+
+/// Runs this program as a client of a case, if it was started as one.
+#[cfg(unix)]
+fn child() -> Option<ExitCode> {
+    #[cfg(feature = "mysql")]
+    if let Some(exit_code) = mysql::child() {
+        return Some(exit_code);
+    }
+    #[cfg(feature = "redis")]
+    if let Some(exit_code) = redis::child() {
+        return Some(exit_code);
+    }
+    None
+}
+
+#[cfg(unix)]
+fn main() -> ExitCode {
+    if let Some(exit_code) = child() {
+        return exit_code;
+    }
+    let servers = servers();
+    let mut session_stores = servers.clone();
+    session_stores.retain(|it| matches!(it, StoreKind::MySql(_) | StoreKind::Postgres(_)));
+    let mut trials = own();
+    trials.extend(on_each(&session_stores, common::sessions::cases()));
+    trials.extend(on_each(&servers, common::cases()));
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
+    let conclusion = libtest_mimic::run(&arguments, mixed(trials));
+    if !conclusion.has_failed() {
+        until("the threads of all keepers have ended", || {
+            !common::threads_run()
+        });
+    }
+    conclusion.exit_code()
+}
+
+#[cfg(not(unix))]
+fn main() -> ExitCode {
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,232 @@
+//! Shared leases and permits: one of several that expires, is renewed, or whose reply is lost.
+
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::admin::HeldName;
+use lockkeeper::backend::{AcquireRequest, Backend, Grant, Renewal, StoreInfo};
+use lockkeeper::backends::redis::RedisProvider;
+use lockkeeper::clock::SystemClock;
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockName, Mode, Released};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, until};
+
+use super::Case;
+use super::operations::Answer::{Busy, Failed, Granted};
+use super::operations::{
+    Lease, TTL, attempt, in_time, names, open_via, open_with_scripts, release_all, request, run,
+};
+use super::store::{epoch_at, last_minted, open, start};
+use crate::common::{Keepers as _, WAIT_LIMIT};
+
+pub(super) const CASES: &[Case] = &[
+    ("one_of_several_expires", one_of_several_expires),
+    ("one_of_several_is_renewed", one_of_several_is_renewed),
+    ("modes_with_lost_replies", modes_with_lost_replies),
+    ("cancelled_permit_is_released", cancelled_permit_is_released),
+    ("modes_in_a_batch", modes_in_a_batch),
+];
+
+const SHARED: Mode = Mode::Shared;
+const EXCLUSIVE: Mode = Mode::Exclusive;
+
+const fn permit(limit: u32) -> Mode {
+    Mode::Permit { limit }
+}
+
+fn asked(name: &LockName, mode: Mode, ttl: Duration) -> AcquireRequest<'_> {
+    AcquireRequest::attempt(name, ttl, &SystemClock).with_mode(mode)
+}
+
+/// Attempts to acquire `a` for a time.
+fn attempt_for(provider: &RedisProvider, mode: Mode, ttl: Duration) -> Option<Grant<Lease>> {
+    let [a] = names(["a"]);
+    provider.acquire(&asked(&a, mode, ttl)).unwrap()
+}
+
+fn try_acquire(provider: &RedisProvider, mode: Mode) -> Option<Grant<Lease>> {
+    attempt_for(provider, mode, TTL)
+}
+
+#[track_caller]
+fn granted(provider: &RedisProvider, mode: Mode) -> Grant<Lease> {
+    try_acquire(provider, mode).expect("it can be granted")
+}
+
+/// Returns the leases of `a`.
+fn held(provider: &RedisProvider) -> Vec<HeldName> {
+    let [a] = names(["a"]);
+    let admin = provider.admin().unwrap();
+    admin.held(Some(&a), in_time()).unwrap()
+}
+
+/// Returns the mode and slot of each lease of `a`.
+fn shown(provider: &RedisProvider) -> Vec<(Mode, Option<u32>)> {
+    let held = held(provider);
+    held.iter().map(|held| (held.mode, held.slot)).collect()
+}
+
+fn one_of_several_expires(kind: RedisKind) {
+    let server = start(kind);
+    let [one, two] = [(); 2].map(|()| open_with_scripts(server.addr(), |options| options));
+    let short = Duration::from_secs(3);
+    for (mode, waits_for) in [(SHARED, EXCLUSIVE), (permit(2), permit(2))] {
+        let mut ended = attempt_for(&one, mode, short).unwrap();
+        let mut other = granted(&two, mode);
+        assert!(try_acquire(&one, waits_for).is_none());
+        let renew = |grant: &mut Grant<Lease>| one.renew(&mut grant.lease, TTL, in_time()).unwrap();
+        until("its ttl is over", || held(&one).len() == 1);
+        assert_eq!(renew(&mut ended), Renewal::Lost);
+        let released = one.release(&mut ended.lease, in_time()).unwrap();
+        assert_eq!(released, Released::AlreadyLost);
+        assert_eq!(renew(&mut other), Renewal::Renewed);
+        let mut leases = vec![other.lease];
+        let next = try_acquire(&one, waits_for);
+        assert_eq!(
+            next.as_ref().map(|grant| grant.slot),
+            waits_for.limit().map(|_| 0)
+        );
+        leases.extend(next.map(|grant| grant.lease));
+        release_all(&two, leases);
+        // The key of a lease that expired with all others is free.
+        let ended = [(); 2].map(|()| attempt_for(&one, mode, short).unwrap());
+        until("all have expired", || held(&two).is_empty());
+        assert_eq!(granted_slot(&one, waits_for), 0);
+        drop(ended);
+    }
+    drop((one, two));
+    server.assert_clean();
+}
+
+/// Acquires and releases `a`.
+#[track_caller]
+fn granted_slot(provider: &RedisProvider, mode: Mode) -> u32 {
+    let grant = granted(provider, mode);
+    release_all(provider, [grant.lease]);
+    grant.slot
+}
+
+fn one_of_several_is_renewed(kind: RedisKind) {
+    let server = start(kind);
+    let provider = open_with_scripts(server.addr(), |options| options);
+    let (short, long) = (Duration::from_millis(500), Duration::from_secs(600));
+    for mode in [SHARED, permit(2)] {
+        let mut kept = granted(&provider, mode);
+        let ended = attempt_for(&provider, mode, short).unwrap();
+        let renewed = provider.renew(&mut kept.lease, long, in_time()).unwrap();
+        assert_eq!(renewed, Renewal::Renewed);
+        until("the other one has expired", || held(&provider).len() == 1);
+        let [left] = held(&provider).try_into().unwrap();
+        assert_eq!(left.epoch, Some(kept.epoch));
+        assert!(left.remaining.unwrap() > long - WAIT_LIMIT);
+        // One with a shorter ttl leaves the key to the longer one.
+        let mut other = granted(&provider, mode);
+        let renewed = provider.renew(&mut other.lease, short, in_time()).unwrap();
+        assert_eq!(renewed, Renewal::Renewed);
+        until("it has expired", || held(&provider).len() == 1);
+        let renewed = provider.renew(&mut kept.lease, TTL, in_time()).unwrap();
+        assert_eq!(renewed, Renewal::Renewed);
+        release_all(&provider, [kept.lease]);
+        drop((ended, other));
+    }
+    drop(provider);
+    server.assert_clean();
+}
+
+/// The same owner asks again, and has the lease that it was granted.
+fn modes_with_lost_replies(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let provider = open_with_scripts(proxy.addr(), |options| options);
+    let rival = open_with_scripts(server.addr(), |options| options);
+    for (mode, others) in [
+        (EXCLUSIVE, vec![]),
+        (SHARED, vec![]),
+        (SHARED, vec![SHARED]),
+        (permit(3), vec![]),
+        (permit(3), vec![permit(3), permit(3)]),
+    ] {
+        let others: Vec<_> = others
+            .into_iter()
+            .map(|mode| granted(&rival, mode).lease)
+            .collect();
+        let [a] = names(["a"]);
+        let request = asked(&a, mode, TTL);
+        proxy.once("EVALSHA", Fault::CutReplyAfter(0));
+        let error = provider.acquire(&request).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        let minted = last_minted(&server);
+        let grant = provider.acquire(&request).unwrap().unwrap();
+        assert_eq!(grant.epoch, epoch_at(minted));
+        assert_eq!(last_minted(&server), minted);
+        assert_eq!(held(&rival).len(), others.len() + 1);
+        let slot = mode.limit().map_or(0, |_| others.len());
+        assert_eq!(usize::try_from(grant.slot).unwrap(), slot);
+        release_all(&provider, [grant.lease]);
+        release_all(&rival, others);
+    }
+    drop((provider, rival));
+    server.assert_clean();
+}
+
+/// The reply of the grant is lost, and then the acquisition is cancelled. Its slot is not known.
+fn cancelled_permit_is_released(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let rival = open_with_scripts(server.addr(), |options| options);
+    let other = granted(&rival, permit(2));
+    // The lease would outlast the limits of this test.
+    let keys = "ttl=120s&response_timeout=3s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    keeper.lock("s").unwrap().release().unwrap();
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().mode(permit(2));
+    let options = options.wait_forever().cancel(&cancel);
+    proxy.once("EVALSHA", Fault::DropReplies);
+    thread::scope(|scope| {
+        let acquiring = scope.spawn(|| keeper.acquire("a", &options));
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_replies == 1));
+        assert_eq!(shown(&rival).len(), 2);
+        cancel.cancel();
+        let error = acquiring.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+    });
+    until("its permit is free", || {
+        shown(&rival) == [(permit(2), Some(0))]
+    });
+    release_all(&rival, [other.lease]);
+    drop((rival, keeper));
+    server.assert_clean();
+}
+
+fn modes_in_a_batch(kind: RedisKind) {
+    let server = start(kind);
+    let provider = open_via(server.addr(), |options| options);
+    let held = granted(&provider, SHARED);
+    let names = names(["a", "b", "c", "d", "b"]);
+    let [shared, first, other, alone, second] = names.each_ref();
+    let requests = [
+        request(shared).with_mode(SHARED),
+        request(shared),
+        request(first).with_mode(permit(2)),
+        request(second).with_mode(permit(2)),
+        request(second).with_mode(permit(2)),
+        request(second).with_mode(permit(3)),
+        request(other).with_mode(permit(1)),
+        request(alone),
+        request(alone).with_mode(SHARED),
+    ];
+    let (answers, grants) = run(&provider, requests.iter().map(attempt).collect());
+    let mismatch = Failed(ErrorKind::LimitMismatch);
+    assert_eq!(
+        answers,
+        [
+            Granted, Busy, Granted, Granted, Busy, mismatch, Granted, Granted, Busy
+        ]
+    );
+    let slots: Vec<_> = grants.iter().map(|grant| grant.slot).collect();
+    assert_eq!(slots, [0, 0, 1, 0, 0]);
+    release_all(&provider, grants.into_iter().map(|grant| grant.lease));
+    release_all(&provider, [held.lease]);
+    drop(provider);
+    server.assert_clean();
+}

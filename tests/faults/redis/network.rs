@@ -1,0 +1,278 @@
+//! Lost messages whose outcome only Redis can tell.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, Released};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, until};
+
+use super::Case;
+use super::store::{keys_left, listening, open, start, start_waiter};
+use crate::common::{Keepers as _, WAIT_LIMIT, Witness, assert_closed};
+
+pub(super) const CASES: &[Case] = &[
+    (
+        "messages_lost_while_scripts_are_new",
+        messages_lost_while_scripts_are_new,
+    ),
+    (
+        "lease_and_reply_of_its_release_lost",
+        lease_and_reply_of_its_release_lost,
+    ),
+    ("cancelled_grant_is_released", cancelled_grant_is_released),
+    (
+        "cancelled_wait_ends_without_a_reply",
+        cancelled_wait_ends_without_a_reply,
+    ),
+    (
+        "grant_of_a_wait_that_ended_is_released",
+        grant_of_a_wait_that_ended_is_released,
+    ),
+    (
+        "dead_waiter_beside_pattern_subscriber",
+        dead_waiter_beside_pattern_subscriber,
+    ),
+    (
+        "listener_stays_connected_in_silence",
+        listener_stays_connected_in_silence,
+    ),
+    (
+        "reply_in_drops_ends_by_its_deadline",
+        reply_in_drops_ends_by_its_deadline,
+    ),
+];
+
+/// The server runs no script that it does not have, so a request with a new script that is lost was
+/// never carried out, and the repeated release proves that it freed the name.
+fn messages_lost_while_scripts_are_new(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    // A release is repeated for 2 s, so one without a reply has to end before.
+    let keys = "ttl=60s&response_timeout=1500ms&wait=30s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    let rival = open(&server.url(), "");
+    let warm = server.lock_after_waiting(&keeper, &rival);
+    // Not dropped: a release that is not over would meet the fault.
+    warm.release().unwrap();
+    for fault in [
+        Fault::DropRequests,
+        Fault::DropReplies,
+        Fault::CutReplyAfter(0),
+        Fault::CutReplyAfter(2),
+    ] {
+        until("the repeated release is in time", || {
+            server.command(&["SCRIPT", "FLUSH", "SYNC"]).unwrap();
+            proxy.once("EVALSHA", fault);
+            let guard = keeper.lock("a").unwrap();
+            assert!(rival.try_lock("a").unwrap().is_none());
+            proxy.once("EVALSHA", fault);
+            guard.renew().unwrap();
+            assert!(guard.is_held());
+            proxy.once("EVALSHA", fault);
+            let released = guard.release();
+            proxy.set(Fault::Pass);
+            match released {
+                Ok(released) => assert_eq!(released, Released::Done),
+                // A busy machine may take longer than a release may.
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+                    return false;
+                }
+            }
+            assert_eq!(keys_left(&server), Vec::<String>::new());
+            true
+        });
+    }
+    drop((keeper, rival));
+    server.assert_clean();
+    assert_closed(&proxy);
+}
+
+/// The release finds nothing to release, and its reply is lost. The repeated release is no proof
+/// that the first one succeeded, neither the holder's nor the operator's.
+fn lease_and_reply_of_its_release_lost(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=60s&response_timeout=1500ms";
+    let rival = open(&server.url(), "");
+    for is_granted_again in [false, true] {
+        for fault in [Fault::DropReplies, Fault::CutReplyAfter(0)] {
+            // A keeper that has lost a reply verifies its leases, and a renewal would meet the fault.
+            let keeper = open(&server.url_via(proxy.addr()), keys);
+            let warm = server.lock_after_waiting(&keeper, &rival);
+            warm.release().unwrap();
+            let admin = keeper.admin().unwrap();
+            let soon = SystemClock.now() + WAIT_LIMIT;
+            let (seen, next, error) = loop {
+                let held = keeper.lock("a").unwrap();
+                let seen = admin.held(Some(held.name()), soon).unwrap();
+                // Of this there is no notice.
+                server.command(&["DEL", "lockkeeper:{default:a}"]).unwrap();
+                let next = is_granted_again.then(|| rival.lock("a").unwrap());
+                proxy.once("EVALSHA", fault);
+                match held.release() {
+                    Err(error) => break (seen, next, error),
+                    // The keeper has only begun to listen, and the verification that belongs to that met
+                    // the fault.
+                    Ok(found) => assert_eq!(found, Released::AlreadyLost),
+                }
+            };
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+            let seen = seen.first().unwrap();
+            proxy.once("EVALSHA", fault);
+            let error = admin.force_release(seen, soon).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+            if let Some(next) = next {
+                assert!(next.is_held());
+                assert_eq!(next.release().unwrap(), Released::Done);
+            }
+        }
+    }
+    drop(rival);
+    server.assert_clean();
+}
+
+/// The reply of the grant is lost, and then the acquisition is cancelled.
+fn cancelled_grant_is_released(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    // The lease would outlast the limits of this test.
+    let keys = "ttl=120s&response_timeout=3s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    keeper.lock("a").unwrap().release().unwrap();
+    let cancel = CancelToken::new();
+    let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
+    proxy.once("EVALSHA", Fault::DropReplies);
+    thread::scope(|scope| {
+        let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_replies == 1));
+        assert_eq!(keys_left(&server), ["lockkeeper:{default:a}"]);
+        cancel.cancel();
+        let error = acquiring.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+    });
+    until("no key is left", || keys_left(&server).is_empty());
+    drop(keeper);
+    server.assert_clean();
+}
+
+/// A reply may take longer than the limits of this test.
+fn cancelled_wait_ends_without_a_reply(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let holder = open(&server.url(), "ttl=10m");
+    let held = holder.lock("a").unwrap();
+    let keeper = open(&server.url_via(proxy.addr()), "response_timeout=5m");
+    let cancel = CancelToken::new();
+    let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
+    thread::scope(|scope| {
+        let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
+        until("it waits", || server.queue_length("a") == 1);
+        proxy.set(Fault::DropRequests);
+        // The next attempt of the waiter, or what its listener asks.
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_requests >= 1));
+        let began = Instant::now();
+        cancel.cancel();
+        let error = acquiring.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+        assert!(began.elapsed() < WAIT_LIMIT);
+    });
+    proxy.set(Fault::Pass);
+    drop((held, holder, keeper));
+}
+
+/// The request was carried out, and the reply comes after the wait.
+fn grant_of_a_wait_that_ended_is_released(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    // The lease would outlast the limits of this test.
+    let keys = "ttl=120s&response_timeout=3s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    keeper.lock("a").unwrap().release().unwrap();
+    proxy.set(Fault::DropReplies);
+    let error = keeper.try_lock_for("a", Duration::from_millis(300));
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Unknown);
+    assert!(proxy.counts().dropped_replies > 0);
+    proxy.set(Fault::Pass);
+    until("no key is left", || keys_left(&server).is_empty());
+    drop(keeper);
+    server.assert_clean();
+}
+
+/// A client that subscribes to a pattern of all channels receives what is published to a dead waiter.
+/// So a notification with a receiver does not prove that the waiter lives.
+fn dead_waiter_beside_pattern_subscriber(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let mut monitor = server.client().unwrap();
+    monitor.command(&["PSUBSCRIBE", "lockkeeper:*"]).unwrap();
+    let witness = Witness::new(true);
+    let holder = open(&server.url(), "");
+    let held = holder.lock("a").unwrap();
+    witness.enter(&held);
+    let wait = Duration::from_secs(20);
+    let waiting = start_waiter(&server.url_via(proxy.addr()), "", wait, &witness);
+    until("the waiter is queued", || server.queue_length("a") == 1);
+    until("the holder listens, too", || listening(&server) == 2);
+    proxy.refuse();
+    until("the server has noticed that the waiter is gone", || {
+        listening(&server) == 1
+    });
+    let token = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    // The name is free, and not kept for the dead waiter.
+    assert_eq!(keys_left(&server), Vec::<String>::new());
+    proxy.accept().unwrap();
+    assert!(
+        waiting
+            .answer()
+            .expect("the waiter is granted it in the end")
+            > token
+    );
+    drop((holder, monitor));
+    server.assert_clean();
+}
+
+/// A listener that has heard nothing for a while asks the server, on the same connection.
+fn listener_stays_connected_in_silence(kind: RedisKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "ttl=10m");
+    let guard = keeper.lock("a").unwrap();
+    until("it listens", || listening(&server) == 1);
+    let listener = || {
+        let list = ["CLIENT", "LIST", "TYPE", "pubsub"];
+        let listed = server.command(&list).unwrap().text().unwrap();
+        listed.split(' ').next().map(str::to_owned)
+    };
+    let asked = || {
+        let commands = server.info("commandstats").unwrap();
+        let of_subscribe = &commands["cmdstat_subscribe"];
+        of_subscribe.split(',').next().map(str::to_owned)
+    };
+    let (before, first) = (listener(), asked());
+    until("it asks again", || asked() != first);
+    assert_eq!(listener(), before);
+    drop((guard, keeper));
+    server.assert_clean();
+}
+
+/// Each byte comes within the response timeout, and the reply does not.
+fn reply_in_drops_ends_by_its_deadline(kind: RedisKind) {
+    let server = RedisServer::start(kind, &RedisOptions::new().tls()).unwrap();
+    let authority = &server.certificates().unwrap().authority;
+    let ca = format!("&ca_file={}", authority.display());
+    for (scheme, addr, more) in [
+        ("redis", server.addr(), ""),
+        ("rediss", server.tls_addr().unwrap(), &*ca),
+    ] {
+        let proxy = Proxy::new(addr).unwrap();
+        let url = format!("{scheme}://{}/", proxy.addr());
+        let keeper = open(&url, &format!("response_timeout=1s{more}"));
+        keeper.lock(scheme).unwrap().release().unwrap();
+        proxy.set(Fault::DripReplies(Duration::from_millis(250)));
+        let error = keeper.try_lock(scheme).unwrap_err();
+        assert!(error.is_retryable(), "{error:?}");
+        proxy.set(Fault::Pass);
+    }
+}

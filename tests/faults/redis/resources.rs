@@ -1,0 +1,66 @@
+//! What a keeper costs the server, and the error of an exhausted pool.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{ErrorKind, LockGuard, Released};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, until};
+
+use super::Case;
+use super::store::{open, start};
+use crate::common::{Keepers as _, WAIT_LIMIT};
+
+pub(super) const CASES: &[Case] = &[
+    (
+        "exhausted_pool_has_its_own_error",
+        exhausted_pool_has_its_own_error,
+    ),
+    ("renewals_are_sent_in_batches", renewals_are_sent_in_batches),
+];
+
+fn exhausted_pool_has_its_own_error(kind: RedisKind) {
+    let server = RedisServer::start(kind, &RedisOptions::new().password("s3cret")).unwrap();
+    let proxy = Proxy::new(server.addr()).unwrap();
+    // In the dark, a login takes the pool's only connection for far longer than other calls wait for it.
+    let keys = "pool_size=1&response_timeout=200ms&connect_timeout=20s&wait=20s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    proxy.set(Fault::Dark);
+    let before = proxy.counts().accepted;
+    thread::scope(|scope| {
+        let stuck = scope.spawn(|| keeper.lock("a").map(drop));
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.accepted > before));
+        let error = keeper.try_lock("b").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PoolExhausted, "{error:?}");
+        assert!(error.to_string().contains("pool_size"), "{error}");
+        proxy.set(Fault::Pass);
+        stuck.join().unwrap().unwrap();
+    });
+    drop(keeper);
+    server.assert_clean();
+}
+
+fn renewals_are_sent_in_batches(kind: RedisKind) {
+    const LEASES: usize = 300;
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keeper = open(&server.url_via(proxy.addr()), "ttl=8s");
+    let guards: Vec<_> = (0..LEASES)
+        .map(|number| keeper.lock(format!("name {number}")).unwrap())
+        .collect();
+    let before = proxy.counts().requests;
+    // The next batch of renewals finds no script.
+    server.command(&["SCRIPT", "FLUSH"]).unwrap();
+    let began = Instant::now();
+    until("the ttl is over", || {
+        began.elapsed() > Duration::from_secs(9)
+    });
+    assert!(guards.iter().all(LockGuard::is_held));
+    let renewals = proxy.counts().requests - before;
+    // Three or four batches; the proxy may count several reads for a batch.
+    assert!(renewals < 100, "{renewals} reads");
+    for guard in guards {
+        assert_eq!(guard.release().unwrap(), Released::Done);
+    }
+    drop(keeper);
+    server.assert_clean();
+}
