@@ -33,7 +33,7 @@ use lockkeeper_testkit::{StoreKind, suite, until};
 
 /// How many cases run at a time unless `--test-threads` says otherwise; most of a case is waiting.
 #[cfg(unix)]
-const THREADS: usize = 24;
+const THREADS: usize = 16;
 
 /// Mixes the trials of all kinds, so that not too many servers of one kind run at a time.
 #[cfg(unix)]

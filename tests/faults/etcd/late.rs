@@ -57,7 +57,9 @@ impl Rig {
         let held = Arc::default();
         let url = server.url_via(relay(&held, proxy.addr()));
         // A busy machine replies within this time.
-        let keeper = lockkeeper::open(&format!("{url}ttl=10m&response_timeout=1s")).unwrap();
+        let keeper = opened(&format!(
+            "{url}ttl=10m&response_timeout=2s&connect_timeout=10s"
+        ));
         Self {
             held,
             server,
@@ -230,6 +232,7 @@ fn one_provider(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     let addr = server.addr();
     let options = backends::etcd::EtcdOptions::tcp(addr.ip().to_string(), addr.port());
+    let options = options.response_timeout(WAIT_LIMIT);
     let provider = Arc::new(EtcdProvider::open(&options, "default").unwrap());
     let open = || LockKeeper::builder(provider.clone()).build().unwrap();
     let (keeper, other) = (open(), open());
@@ -306,8 +309,9 @@ fn failed_base(kind: EtcdKind) {
 fn cancelled(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keeper = opened(&format!("etcd://{}?response_timeout=30s", proxy.addr()));
-    let rival = opened(&format!("etcd://{}", server.addr()));
+    let keys = "response_timeout=30s&connect_timeout=30s";
+    let keeper = server.open_via(&proxy, keys);
+    let rival = server.open(keys);
     // The second request takes another connection.
     proxy.once(LOCK_REQUEST, Fault::DelayReplies(Duration::from_secs(1)));
     thread::scope(|scope| {
