@@ -35,10 +35,10 @@ pub(crate) type Case = suite::Case<StoreKind>;
 /// Returns the cases of all servers.
 pub(crate) fn cases() -> Vec<Case> {
     [
-        messages::cases(),
-        late::cases(),
-        deadline::cases(),
-        outage::cases(),
+        &*messages::cases(),
+        late::CASES,
+        &*deadline::cases(),
+        outage::CASES,
     ]
     .concat()
 }

@@ -4,24 +4,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{ErrorKind, Released, WaitOutcome};
-use lockkeeper_testkit::{Counts, Fault, StoreKind, until};
+use lockkeeper_testkit::{Counts, Fault, StoreKind, cases, until};
 
 use super::{Case, HANG, Keepers as _, WAIT_LIMIT, Witness, assert_closed, start};
 
-pub(super) fn cases() -> Vec<Case> {
-    vec![
-        (
-            "late_replies_are_not_matched_to_later_requests",
-            late_replies_are_not_matched_to_later_requests,
-        ),
-        ("renewal_later_than_ttl", renewal_later_than_ttl),
-        (
-            "wait_that_ends_before_a_late_reply_is_busy",
-            wait_that_ends_before_a_late_reply,
-        ),
-        ("two_names_in_opposite_order", two_names_in_opposite_order),
-    ]
-}
+pub(super) const CASES: &[Case] = cases![
+    late_replies_are_not_matched_to_later_requests,
+    renewal_later_than_ttl,
+    wait_that_ends_before_a_late_reply_is_busy,
+    two_names_in_opposite_order,
+];
 
 /// The protocols have no ids that match replies to requests, so a late reply could be read as that to a later request.
 fn late_replies_are_not_matched_to_later_requests(kind: StoreKind) {
@@ -98,7 +90,7 @@ fn renewal_later_than_ttl(kind: StoreKind) {
 }
 
 /// A server that is busy replies later than an acquisition may end. The lock is busy all along.
-fn wait_that_ends_before_a_late_reply(kind: StoreKind) {
+fn wait_that_ends_before_a_late_reply_is_busy(kind: StoreKind) {
     let server = start(kind);
     let proxy = server.start_proxy();
     let slow = server.open_via(&proxy, "ttl=9s");

@@ -7,23 +7,15 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use lockkeeper::{Config, Error, ErrorKind, LockGuard, LockKeeper, Observer};
-use lockkeeper_testkit::{Fault, Proxy, StoreKind, TestServer, until};
+use lockkeeper_testkit::{Fault, Proxy, StoreKind, TestServer, cases, until};
 
 use super::{Case, Keepers as _, WAIT_LIMIT, assert_closed, start};
 
-pub(super) fn cases() -> Vec<Case> {
-    vec![
-        ("wait_through_outage", wait_through_outage),
-        (
-            "one_of_twenty_threads_asks_in_outage",
-            one_of_twenty_threads_asks_in_outage,
-        ),
-        (
-            "outage_is_told_while_nothing_listens",
-            outage_is_told_while_nothing_listens,
-        ),
-    ]
-}
+pub(super) const CASES: &[Case] = cases![
+    wait_through_outage,
+    one_of_twenty_threads_asks_in_outage,
+    outage_is_told_while_nothing_listens,
+];
 
 /// What a client of the server sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

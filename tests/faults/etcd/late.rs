@@ -7,26 +7,26 @@ use std::time::Duration;
 use lockkeeper::backends::{self, etcd::EtcdProvider};
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockKeeper, Released};
 use lockkeeper_testkit::{
-    EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, TestServer as _, until,
+    EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, TestServer as _, cases, until,
 };
 
 use super::Case;
 use super::relay::{Held, relay};
 use crate::common::{Keepers, WAIT_LIMIT, opened};
 
-pub(super) const CASES: &[Case] = &[
-    ("late_grant_leaves_the_key", late_grant),
-    ("late_move_in_the_queue_leaves_the_key", late_move_in_queue),
-    ("late_renewal_leaves_the_key", late_renewal),
-    ("lost_reply_to_a_renewal_keeps_the_lock", lost_reply),
-    ("lost_reply_to_an_attempt_finds_its_grant", lost_grant),
-    ("unreadable_reply_leaves_no_key_for_long", unreadable_reply),
-    ("lost_reply_to_a_permit_keeps_within_its_slots", lost_permit),
-    ("keepers_of_one_provider_wait_in_turn", one_provider),
-    ("key_on_another_lease_is_moved_again", other_lease),
-    ("waiter_that_fails_on_its_turn_leaves_no_key", failed_turn),
-    ("grant_without_a_base_leaves_no_key", failed_base),
-    ("cancel_leaves_the_other_connections", cancelled),
+pub(super) const CASES: &[Case] = cases![
+    late_grant_leaves_the_key,
+    late_move_in_the_queue_leaves_the_key,
+    late_renewal_leaves_the_key,
+    lost_reply_to_a_renewal_keeps_the_lock,
+    lost_reply_to_an_attempt_finds_its_grant,
+    unreadable_reply_leaves_no_key_for_long,
+    lost_reply_to_a_permit_keeps_within_its_slots,
+    keepers_of_one_provider_wait_in_turn,
+    key_on_another_lease_is_moved_again,
+    waiter_that_fails_on_its_turn_leaves_no_key,
+    grant_without_a_base_leaves_no_key,
+    cancel_leaves_the_other_connections,
 ];
 
 /// Every request about a lock of the namespace has it: `lockkeeper/default/l/` in base64.
@@ -114,7 +114,7 @@ impl Rig {
     }
 }
 
-fn late_grant(kind: EtcdKind) {
+fn late_grant_leaves_the_key(kind: EtcdKind) {
     let rig = Rig::start(kind);
     let rival = Keepers::open(&rig.server, "ttl=10m");
     let held = rival.lock("a").unwrap();
@@ -129,7 +129,7 @@ fn late_grant(kind: EtcdKind) {
     guard.renew().unwrap();
 }
 
-fn late_renewal(kind: EtcdKind) {
+fn late_renewal_leaves_the_key(kind: EtcdKind) {
     let rig = Rig::start(kind);
     let guard = rig.keeper.lock("a").unwrap();
     rig.retire_lease();
@@ -143,7 +143,7 @@ fn late_renewal(kind: EtcdKind) {
 }
 
 /// The key of a waiter is moved when the lease of the waiters was retired.
-fn late_move_in_queue(kind: EtcdKind) {
+fn late_move_in_the_queue_leaves_the_key(kind: EtcdKind) {
     let rig = Rig::start(kind);
     let rival = Keepers::open(&rig.server, "ttl=10m");
     let held = rival.lock("a").unwrap();
@@ -162,7 +162,7 @@ fn late_move_in_queue(kind: EtcdKind) {
     guard.renew().unwrap();
 }
 
-fn lost_reply(kind: EtcdKind) {
+fn lost_reply_to_a_renewal_keeps_the_lock(kind: EtcdKind) {
     let rig = Rig::start(kind);
     let guard = rig.keeper.lock("a").unwrap();
     rig.retire_lease();
@@ -172,7 +172,7 @@ fn lost_reply(kind: EtcdKind) {
 }
 
 /// The repeated attempt has another key than the one that was granted.
-fn lost_grant(kind: EtcdKind) {
+fn lost_reply_to_an_attempt_finds_its_grant(kind: EtcdKind) {
     let rig = Rig::start(kind);
     for round in 0..2 {
         rig.proxy.once(LOCK_REQUEST, Fault::DropReplies);
@@ -189,7 +189,7 @@ fn lost_grant(kind: EtcdKind) {
 }
 
 /// Another lock keeps the lease alive to which the key was bound.
-fn unreadable_reply(kind: EtcdKind) {
+fn unreadable_reply_leaves_no_key_for_long(kind: EtcdKind) {
     const REPLIES: [&[u8]; 3] = [
         b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
         b"HTTP/1.1 500 x\r\nContent-Length: 6\r\n\r\n<html>",
@@ -217,7 +217,7 @@ fn unreadable_reply(kind: EtcdKind) {
 }
 
 /// All slots are in use when it asks again, one of them by itself.
-fn lost_permit(kind: EtcdKind) {
+fn lost_reply_to_a_permit_keeps_within_its_slots(kind: EtcdKind) {
     let rig = Rig::start(kind);
     let permits = rig.keeper.semaphore("b", 2).unwrap();
     let held = permits.try_acquire().unwrap().expect("a free permit");
@@ -228,7 +228,7 @@ fn lost_permit(kind: EtcdKind) {
 }
 
 /// The holder has the key that the waiter would have.
-fn one_provider(kind: EtcdKind) {
+fn keepers_of_one_provider_wait_in_turn(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     let addr = server.addr();
     let options = backends::etcd::EtcdOptions::tcp(addr.ip().to_string(), addr.port());
@@ -248,7 +248,7 @@ fn one_provider(kind: EtcdKind) {
 }
 
 /// An earlier renewal may have bound the key to a lease that was retired since.
-fn other_lease(kind: EtcdKind) {
+fn key_on_another_lease_is_moved_again(kind: EtcdKind) {
     let rig = Rig::start(kind);
     let guard = rig.keeper.lock("a").unwrap();
     let key = rig.key().remove(0);
@@ -260,7 +260,7 @@ fn other_lease(kind: EtcdKind) {
 }
 
 /// Another waiter keeps the lease alive to which its key was bound.
-fn failed_turn(kind: EtcdKind) {
+fn waiter_that_fails_on_its_turn_leaves_no_key(kind: EtcdKind) {
     let rig = Rig::start(kind);
     let rival = Keepers::open(&rig.server, "ttl=10m&wait=20s");
     let (held, other) = (rival.lock("a").unwrap(), rival.lock("b").unwrap());
@@ -288,7 +288,7 @@ fn failed_turn(kind: EtcdKind) {
 }
 
 /// The epoch of a grant cannot be told. Another lock keeps the lease alive to which the key was bound.
-fn failed_base(kind: EtcdKind) {
+fn grant_without_a_base_leaves_no_key(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     let held = Arc::<Mutex<Held>>::default();
     let url = server.url_via(relay(&held, server.addr()));
@@ -306,7 +306,7 @@ fn failed_base(kind: EtcdKind) {
 }
 
 /// A cancel closes a connection whose reply is waited for. That the member has failed would close all others, too.
-fn cancelled(kind: EtcdKind) {
+fn cancel_leaves_the_other_connections(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     let proxy = Proxy::new(server.addr()).unwrap();
     let keys = "response_timeout=30s&connect_timeout=30s";

@@ -12,32 +12,31 @@ use lockkeeper::{
     AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, Mode, Released,
     WaitOutcome,
 };
-use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, TestServer as _, until};
+use lockkeeper_testkit::{
+    EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, TestServer as _, cases, until,
+};
 
 use super::Case;
 use super::relay::{Held, relay};
 use crate::common::messages::lose_all_leases;
 use crate::common::{Keepers, Memory, WAIT_LIMIT, Witness, contend_during, opened};
 
-pub(super) const CASES: &[Case] = &[
-    ("loss_by_new_cluster_is_noticed", loss_by_new_cluster),
-    ("loss_is_noticed_among_new_waiters", loss_among_new_waiters),
-    ("waiters_are_told_of_releases", waiters_are_told),
-    ("locks_are_shown_by_few_requests", few_requests),
-    ("locks_are_kept_alive_by_few_requests", few_keep_alives),
-    (
-        "locks_are_kept_where_a_transaction_is_short",
-        short_transactions,
-    ),
-    ("tokens_grow_over_a_new_cluster", tokens_grow),
-    ("tokens_grow_over_a_raised_base", tokens_grow_when_raised),
-    ("released_name_leaves_one_key", one_key_is_reused),
-    ("first_permit_is_one_write", first_permit),
-    ("forgotten_fixed_lease_ends", forgotten_fixed_lease_ends),
-    ("late_request_binds_no_lock_for_long", late_request),
-    ("full_database_is_told", full_database),
-    ("full_database_lets_operators_in", full_database_lets_in),
-    ("permits_of_a_batch_fail_together", failed_permits),
+pub(super) const CASES: &[Case] = cases![
+    loss_by_new_cluster_is_noticed,
+    loss_is_noticed_among_new_waiters,
+    waiters_are_told_of_releases,
+    locks_are_shown_by_few_requests,
+    locks_are_kept_alive_by_few_requests,
+    locks_are_kept_where_a_transaction_is_short,
+    tokens_grow_over_a_new_cluster,
+    tokens_grow_over_a_raised_base,
+    released_name_leaves_one_key,
+    first_permit_is_one_write,
+    forgotten_fixed_lease_ends,
+    late_request_binds_no_lock_for_long,
+    full_database_is_told,
+    full_database_lets_operators_in,
+    permits_of_a_batch_fail_together,
 ];
 
 fn start(kind: EtcdKind) -> EtcdServer {
@@ -49,7 +48,7 @@ fn open_long(server: &EtcdServer) -> LockKeeper {
     Keepers::open(server, "ttl=10m&wait=30s")
 }
 
-fn loss_by_new_cluster(kind: EtcdKind) {
+fn loss_by_new_cluster_is_noticed(kind: EtcdKind) {
     let server = start(kind);
     let keeper = open_long(&server);
     for _ in 0..2 {
@@ -63,7 +62,7 @@ fn loss_by_new_cluster(kind: EtcdKind) {
 }
 
 /// Each waiter for another name has the keeper open another stream.
-fn loss_among_new_waiters(kind: EtcdKind) {
+fn loss_is_noticed_among_new_waiters(kind: EtcdKind) {
     let server = start(kind);
     let (keeper, operator) = (open_long(&server), open_long(&server));
     let name = |number: usize| format!("other-{number}");
@@ -98,7 +97,7 @@ fn loss_among_new_waiters(kind: EtcdKind) {
 
 /// The server discards requests for watches that it has not read when it begins its reply. The more and the longer they
 /// are, the more often that is.
-fn waiters_are_told(kind: EtcdKind) {
+fn waiters_are_told_of_releases(kind: EtcdKind) {
     let server = start(kind);
     let rival = open_long(&server);
     let names = [(); 8].map(|()| "n".repeat(100));
@@ -127,7 +126,7 @@ fn waiters_are_told(kind: EtcdKind) {
 }
 
 /// The opening of the second keeper raises the base of the epochs that are shown.
-fn few_requests(kind: EtcdKind) {
+fn locks_are_shown_by_few_requests(kind: EtcdKind) {
     let server = start(kind);
     let keeper = open_long(&server);
     let before = keeper.lock("before").unwrap();
@@ -148,14 +147,14 @@ fn few_requests(kind: EtcdKind) {
 }
 
 /// Each lock is renewed some three times while another one with a fixed lease ends.
-fn few_keep_alives(kind: EtcdKind) {
+fn locks_are_kept_alive_by_few_requests(kind: EtcdKind) {
     let server = start(kind);
     let asked = keep_for_a_ttl(&server);
     assert!((1..100).contains(&asked), "{asked}");
 }
 
 /// The server refuses as many operations in one transaction as renewals would have.
-fn short_transactions(kind: EtcdKind) {
+fn locks_are_kept_where_a_transaction_is_short(kind: EtcdKind) {
     let options = EtcdOptions::new().arg("--max-txn-ops=20");
     let server = EtcdServer::start(kind, &options).unwrap();
     keep_for_a_ttl(&server);
@@ -179,7 +178,7 @@ fn keep_for_a_ttl(server: &EtcdServer) -> u64 {
 }
 
 /// Revisions begin again, and tokens do not.
-fn tokens_grow(kind: EtcdKind) {
+fn tokens_grow_over_a_new_cluster(kind: EtcdKind) {
     let server = start(kind);
     let keeper = Keepers::open(&server, "ttl=2s&wait=20s");
     let mut last = keeper.lock("a").unwrap().token();
@@ -196,7 +195,7 @@ fn tokens_grow(kind: EtcdKind) {
 }
 
 /// Another process raises the base of the epochs while this one has seen the former base.
-fn tokens_grow_when_raised(kind: EtcdKind) {
+fn tokens_grow_over_a_raised_base(kind: EtcdKind) {
     let server = start(kind);
     let (keeper, reader) = (open_long(&server), open_long(&server));
     let read = reader.lock_shared("read").unwrap();
@@ -233,7 +232,7 @@ fn tokens_grow_when_raised(kind: EtcdKind) {
 }
 
 /// etcd visits the keys that were deleted when it reads a range, so a name is not to have a new one for each lock.
-fn one_key_is_reused(kind: EtcdKind) {
+fn released_name_leaves_one_key(kind: EtcdKind) {
     let server = start(kind);
     let (keeper, rival) = (open_long(&server), open_long(&server));
     let held_by = |keeper: &LockKeeper| {
@@ -256,7 +255,7 @@ fn one_key_is_reused(kind: EtcdKind) {
 }
 
 /// The first permit is taken as a lock is, and leaves no more keys behind.
-fn first_permit(kind: EtcdKind) {
+fn first_permit_is_one_write(kind: EtcdKind) {
     let server = start(kind);
     let keeper = open_long(&server);
     let permits = keeper.semaphore("a", 2).unwrap();
@@ -304,7 +303,7 @@ fn forgotten_fixed_lease_ends(kind: EtcdKind) {
 }
 
 /// A request that was held up, and that its caller has given up, binds no lock to a lease that lives on.
-fn late_request(kind: EtcdKind) {
+fn late_request_binds_no_lock_for_long(kind: EtcdKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let keeper = server.open_via(
@@ -329,7 +328,7 @@ fn set_alarm(server: &EtcdServer, action: &str) {
     server.call("/v3/maintenance/alarm", &body).unwrap();
 }
 
-fn full_database(kind: EtcdKind) {
+fn full_database_is_told(kind: EtcdKind) {
     let server = start(kind);
     let keeper = open_long(&server);
     set_alarm(&server, "ACTIVATE");
@@ -349,7 +348,7 @@ fn full_database(kind: EtcdKind) {
     drop(keeper.try_lock("a").unwrap().expect("it is free"));
 }
 
-fn full_database_lets_in(kind: EtcdKind) {
+fn full_database_lets_operators_in(kind: EtcdKind) {
     let server = start(kind);
     let keeper = open_long(&server);
     let held = keeper.lock("a").unwrap();
@@ -371,7 +370,7 @@ fn full_database_lets_in(kind: EtcdKind) {
 }
 
 /// A server that says nothing costs a batch one wait, and not one for each permit.
-fn failed_permits(kind: EtcdKind) {
+fn permits_of_a_batch_fail_together(kind: EtcdKind) {
     let server = start(kind);
     let options = etcd::EtcdOptions::tcp("127.0.0.1", server.addr().port());
     let options = options.response_timeout(Duration::from_millis(300));

@@ -10,7 +10,8 @@ use lockkeeper::backends::etcd;
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{ErrorKind, Released, WaitOutcome};
 use lockkeeper_testkit::{
-    EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, RedisKind, RedisServer, until, with_timeouts,
+    EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, RedisKind, RedisServer, cases, until,
+    with_timeouts,
 };
 use serde_json::{Value, json};
 
@@ -18,32 +19,23 @@ use super::Case;
 use super::relay::{Held, relay};
 use crate::common::{WAIT_LIMIT, fake_server, opened, refused};
 
-pub(super) const CASES: &[Case] = &[
-    ("users_and_roles", users_and_roles),
-    ("login_is_renewed", login_is_renewed),
-    (
-        "login_that_ended_is_renewed_by_one_request",
-        login_that_ended,
-    ),
-    ("token_is_checked", checked_token),
-    ("proxy_may_close_after_each_reply", closing_proxy),
-    ("certificates", certificates),
-    ("client_certificates", client_certificates),
-    ("handshakes_that_are_cut_are_an_outage", cut_handshakes),
-    ("other_servers_are_refused", other_servers),
-    ("members_are_tried_in_turn", members_in_turn),
-    ("many_locks_are_listed", many_locks),
-    ("least_ttl_follows_the_election_time_out", least_ttl),
-    ("servers_of_two_clusters_are_refused", two_clusters),
-    (
-        "servers_of_two_clusters_with_users_are_refused",
-        two_clusters_with_users,
-    ),
-    ("cluster_that_is_made_anew_is_followed", cluster_made_anew),
-    (
-        "cluster_with_users_that_is_made_anew_is_followed",
-        cluster_made_anew_with_users,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    users_and_roles,
+    login_is_renewed,
+    login_that_ended_is_renewed_by_one_request,
+    token_is_checked,
+    proxy_may_close_after_each_reply,
+    certificates,
+    client_certificates,
+    handshakes_that_are_cut_are_an_outage,
+    other_servers_are_refused,
+    members_are_tried_in_turn,
+    many_locks_are_listed,
+    least_ttl_follows_the_election_time_out,
+    servers_of_two_clusters_are_refused,
+    servers_of_two_clusters_with_users_are_refused,
+    cluster_that_is_made_anew_is_followed,
+    cluster_with_users_that_is_made_anew_is_followed,
 ];
 
 /// Adds the users root and me (`open-sesame`), of whom me may use the keys of locks alone, and turns logins on.
@@ -144,7 +136,7 @@ fn login_is_renewed(kind: EtcdKind) {
 }
 
 /// A change of the password ends logins, and a new connection finds that.
-fn login_that_ended(kind: EtcdKind) {
+fn login_that_ended_is_renewed_by_one_request(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     add_users(&server);
     let proxy = Proxy::new(server.addr()).unwrap();
@@ -166,7 +158,7 @@ fn login_that_ended(kind: EtcdKind) {
 }
 
 /// A token of the server goes into the head of each request.
-fn checked_token(kind: EtcdKind) {
+fn token_is_checked(kind: EtcdKind) {
     let reply = b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n{\"header\":{},\"token\":\"a\\r\\nInjected: b\"}";
     let server = fake_server(b"", reply, 1);
     let incompatible = ErrorKind::Incompatible;
@@ -179,7 +171,7 @@ fn checked_token(kind: EtcdKind) {
 }
 
 /// A connection that has logged in is closed, too, and the one that watches.
-fn closing_proxy(kind: EtcdKind) {
+fn proxy_may_close_after_each_reply(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     add_users(&server);
     let held = Arc::<Mutex<Held>>::default();
@@ -251,7 +243,7 @@ fn client_certificates(kind: EtcdKind) {
 }
 
 /// So it is with a proxy whose servers are being started.
-fn cut_handshakes(kind: EtcdKind) {
+fn handshakes_that_are_cut_are_an_outage(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new().tls()).unwrap();
     let url = server.tls_url().unwrap();
     let (host, port) = url.rsplit_once(':').unwrap();
@@ -278,7 +270,7 @@ fn cut_handshakes(kind: EtcdKind) {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
 }
 
-fn other_servers(kind: EtcdKind) {
+fn other_servers_are_refused(kind: EtcdKind) {
     let garbage = fake_server(b"", b"hello\r\n", 1);
     refused(
         &format!("etcd://{garbage}"),
@@ -306,7 +298,7 @@ fn other_servers(kind: EtcdKind) {
     let _ = kind;
 }
 
-fn members_in_turn(kind: EtcdKind) {
+fn members_are_tried_in_turn(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     // Nothing listens there, and no packet returns from the other address (RFC 5737).
     let hosts = format!("127.0.0.1:1,192.0.2.1,{}", server.addr());
@@ -316,7 +308,7 @@ fn members_in_turn(kind: EtcdKind) {
 }
 
 /// Two programs could hold one name if each served itself from another cluster.
-fn two_clusters(kind: EtcdKind) {
+fn servers_of_two_clusters_are_refused(kind: EtcdKind) {
     let [one, other] = [(); 2].map(|()| EtcdServer::start(kind, &EtcdOptions::new()).unwrap());
     let hosts = format!("{},{}", one.addr(), other.addr());
     let url = format!("etcd://{hosts}/?ttl=10m&response_timeout=4s&connect_timeout=4s");
@@ -339,7 +331,7 @@ fn two_clusters(kind: EtcdKind) {
 }
 
 /// A login is one of a cluster, and every program may be a user of both.
-fn two_clusters_with_users(kind: EtcdKind) {
+fn servers_of_two_clusters_with_users_are_refused(kind: EtcdKind) {
     let servers = [(); 2].map(|()| EtcdServer::start(kind, &EtcdOptions::new()).unwrap());
     servers.iter().for_each(add_users);
     let [one, other] = servers.map(|it| (it.addr(), it));
@@ -353,7 +345,7 @@ fn two_clusters_with_users(kind: EtcdKind) {
 }
 
 /// All members have another id then, and one that is still down does not hold up the others.
-fn cluster_made_anew(kind: EtcdKind) {
+fn cluster_that_is_made_anew_is_followed(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     let proxy = Proxy::new(server.addr()).unwrap();
     let port = server.addr().port();
@@ -368,7 +360,7 @@ fn cluster_made_anew(kind: EtcdKind) {
 }
 
 /// etcd waits with a request until its log is as long as when the request's token was made.
-fn cluster_made_anew_with_users(kind: EtcdKind) {
+fn cluster_with_users_that_is_made_anew_is_followed(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     add_users(&server);
     let keys = "response_timeout=4s&connect_timeout=4s";
@@ -386,7 +378,7 @@ fn cluster_made_anew_with_users(kind: EtcdKind) {
     });
 }
 
-fn least_ttl(kind: EtcdKind) {
+fn least_ttl_follows_the_election_time_out(kind: EtcdKind) {
     for (timeout, least) in [("1000", 2), ("2000", 3)] {
         let options = EtcdOptions::new().arg(&format!("--election-timeout={timeout}"));
         let server = EtcdServer::start(kind, &options).unwrap();
@@ -402,7 +394,7 @@ fn least_ttl(kind: EtcdKind) {
 }
 
 /// The keys have more bytes together than a reply may have.
-fn many_locks(kind: EtcdKind) {
+fn many_locks_are_listed(kind: EtcdKind) {
     const LOCKS: usize = 8_000;
     let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     let keeper = opened(&format!("etcd://{}?response_timeout=60s", server.addr()));

@@ -6,23 +6,17 @@ use std::time::{Duration, SystemTime};
 use lockkeeper::backend::epoch_at;
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{LockKeeper, WaitOutcome};
-use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Proxy, until};
+use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Proxy, cases, until};
 
 use super::Case;
 use crate::common::{Keepers, WAIT_LIMIT};
 
-pub(super) const CASES: &[Case] = &[
-    ("unlock_in_a_new_cluster_is_noticed", unlock_in_new_cluster),
-    (
-        "unlock_after_a_compaction_is_noticed",
-        unlock_after_compaction,
-    ),
-    ("waiter_in_a_new_cluster_rests", waiter_in_new_cluster),
-    ("tokens_grow_over_a_restored_snapshot", tokens_grow),
-    (
-        "tokens_grow_over_a_snapshot_ahead_of_the_clock",
-        tokens_grow_ahead,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    unlock_in_a_new_cluster_is_noticed,
+    unlock_after_a_compaction_is_noticed,
+    waiter_in_a_new_cluster_rests,
+    tokens_grow_over_a_restored_snapshot,
+    tokens_grow_over_a_snapshot_ahead_of_the_clock,
 ];
 
 /// With this ttl a renewal is due after all limits of the suite.
@@ -35,7 +29,7 @@ fn start(kind: EtcdKind) -> EtcdServer {
     server
 }
 
-fn unlock_in_new_cluster(kind: EtcdKind) {
+fn unlock_in_a_new_cluster_is_noticed(kind: EtcdKind) {
     let server = start(kind);
     let keeper = Keepers::open(&server, KEYS);
     notices_unlock(&server, &keeper);
@@ -46,7 +40,7 @@ fn unlock_in_new_cluster(kind: EtcdKind) {
 }
 
 /// A watch that heard of nothing for long begins at a revision that is compacted when it has to connect again.
-fn unlock_after_compaction(kind: EtcdKind) {
+fn unlock_after_a_compaction_is_noticed(kind: EtcdKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let keeper = server.open_via(&proxy, KEYS);
@@ -72,7 +66,7 @@ fn notices_unlock(server: &EtcdServer, keeper: &LockKeeper) {
     }
 }
 
-fn waiter_in_new_cluster(kind: EtcdKind) {
+fn waiter_in_a_new_cluster_rests(kind: EtcdKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let keeper = server.open_via(&proxy, KEYS);
@@ -99,12 +93,12 @@ fn waiter_in_new_cluster(kind: EtcdKind) {
 }
 
 /// The number that epochs add to the revision is as it was, and revisions begin again.
-fn tokens_grow(kind: EtcdKind) {
+fn tokens_grow_over_a_restored_snapshot(kind: EtcdKind) {
     tokens_grow_on(&start(kind));
 }
 
 /// Another program, whose clock is ahead, has raised the number that epochs add to the revision.
-fn tokens_grow_ahead(kind: EtcdKind) {
+fn tokens_grow_over_a_snapshot_ahead_of_the_clock(kind: EtcdKind) {
     let server = start(kind);
     let ahead = epoch_at(SystemTime::now() + Duration::from_secs(3_600));
     server

@@ -8,26 +8,17 @@ use lockkeeper::backend::{
 use lockkeeper::backends::mysql::{MySqlOptions, MySqlProvider};
 use lockkeeper::clock::{Clock as _, HostInstant, SystemClock};
 use lockkeeper::{ErrorKind, LockName, Released};
-use lockkeeper_testkit::{Fault, MySqlKind, MySqlServer, Proxy, until};
+use lockkeeper_testkit::{Fault, MySqlKind, MySqlServer, Proxy, cases, until};
 
 use super::Case;
 use super::store::{Server, holder_of, start};
 use crate::common::WAIT_LIMIT;
 
-pub(super) const CASES: &[Case] = &[
-    (
-        "batch_whose_connection_is_cut",
-        batch_whose_connection_is_cut,
-    ),
-    (
-        "batch_without_a_reply_is_unknown",
-        batch_without_a_reply_is_unknown,
-    ),
-    (
-        "late_grant_of_a_batch_is_given_back",
-        late_grant_of_a_batch_is_given_back,
-    ),
-    ("slow_session_delays_no_other", slow_session_delays_no_other),
+pub(super) const CASES: &[Case] = cases![
+    batch_whose_connection_is_cut,
+    batch_without_a_reply_is_unknown,
+    late_grant_of_a_batch_is_given_back,
+    slow_session_delays_no_other,
 ];
 
 type Lease = <MySqlProvider as Backend>::Lease;

@@ -6,20 +6,17 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use lockkeeper::{ErrorKind, Released};
-use lockkeeper_testkit::{MySqlKind, until};
+use lockkeeper_testkit::{MySqlKind, cases, until};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::Case;
 use super::store::{assert_clean, holder_of, open, start, waiting_for};
 use crate::common::WAIT_LIMIT;
 
-pub(super) const CASES: &[Case] = &[
-    ("holder_stopped_past_ttl", holder_stopped_past_ttl),
-    ("waiter_stopped_while_granted", waiter_stopped_while_granted),
-    (
-        "restart_grace_outlasts_a_stopped_holder",
-        restart_grace_outlasts_a_stopped_holder,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    holder_stopped_past_ttl,
+    waiter_stopped_while_granted,
+    restart_grace_outlasts_a_stopped_holder,
 ];
 
 /// Makes this program a client of the URL in this variable.

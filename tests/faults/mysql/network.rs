@@ -8,24 +8,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, Released};
-use lockkeeper_testkit::{Fault, MySqlKind, Proxy, until};
+use lockkeeper_testkit::{Fault, MySqlKind, Proxy, cases, until};
 
 use super::Case;
 use super::store::{assert_clean, open, start, waiting_for};
 
-pub(super) const CASES: &[Case] = &[
-    (
-        "own_half_open_session_is_not_busy",
-        own_half_open_session_is_not_busy,
-    ),
-    (
-        "own_half_open_wait_is_not_busy",
-        own_half_open_wait_is_not_busy,
-    ),
-    (
-        "reply_in_drops_ends_by_its_deadline",
-        reply_in_drops_ends_by_its_deadline,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    own_half_open_session_is_not_busy,
+    own_half_open_wait_is_not_busy,
+    reply_in_drops_ends_by_its_deadline,
 ];
 
 /// Carries connections. After `is_dying` is set, the first one drops everything from its next reply on, and the server does

@@ -5,20 +5,19 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::clock::{Clock as _, SystemClock};
 use lockkeeper::{ErrorKind, LockName, Released};
-use lockkeeper_testkit::{Fault, MySqlClient, MySqlKind, MySqlOptions, MySqlServer, Proxy, until};
+use lockkeeper_testkit::{
+    Fault, MySqlClient, MySqlKind, MySqlOptions, MySqlServer, Proxy, cases, until,
+};
 use mysql::{Conn, Opts, OptsBuilder};
 
 use super::Case;
 use super::store::{assert_clean, holder_of, open, start, start_own, waiting_among};
 use crate::common::{HANG, WAIT_LIMIT};
 
-pub(super) const CASES: &[Case] = &[
-    ("limits_lowered", limits_lowered),
-    (
-        "server_without_free_connections",
-        server_without_free_connections,
-    ),
-    ("late_kill_spares_next_lease", late_kill_spares_next_lease),
+pub(super) const CASES: &[Case] = cases![
+    limits_lowered,
+    server_without_free_connections,
+    late_kill_spares_next_lease,
 ];
 
 /// The server's global limits do not end a keeper's session.

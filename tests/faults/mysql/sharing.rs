@@ -5,28 +5,19 @@ use std::time::Duration;
 use lockkeeper::{
     AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released, WaitOutcome,
 };
-use lockkeeper_testkit::{Fault, MySqlKind, Proxy, until};
+use lockkeeper_testkit::{Fault, MySqlKind, Proxy, cases, until};
 
 use super::Case;
 use super::store::{assert_clean, holder_of, open, start};
 
 use crate::common::{Told, WAIT_LIMIT, assert_closed, with_reply_time};
 
-pub(super) const CASES: &[Case] = &[
-    ("shared_session_killed", shared_session_killed),
-    ("shared_session_in_doubt", shared_session_in_doubt),
-    (
-        "shared_session_outlives_call_cut_short",
-        shared_session_outlives_call_cut_short,
-    ),
-    (
-        "own_abandoned_attempt_is_not_busy",
-        own_abandoned_attempt_is_not_busy,
-    ),
-    (
-        "own_abandoned_attempt_is_no_outage",
-        own_abandoned_attempt_is_no_outage,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    shared_session_killed,
+    shared_session_in_doubt,
+    shared_session_outlives_call_cut_short,
+    own_abandoned_attempt_is_not_busy,
+    own_abandoned_attempt_is_no_outage,
 ];
 
 /// Locks 20 names, which share two sessions: half of a pool of four.

@@ -8,7 +8,7 @@ use lockkeeper::ErrorKind;
 use lockkeeper::backend::{AcquireRequest, Backend};
 use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper::clock::{Clock, ManualClock, SystemClock};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, until};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, cases, until};
 
 use super::Case;
 use super::operations::Answer::{AlreadyLost, Busy, Failed, Granted, Lost, Released, Renewed};
@@ -19,19 +19,16 @@ use super::operations::{
 use super::store::{epoch_at, keys_left, last_minted, start};
 use crate::common::{Keepers as _, WAIT_LIMIT, assert_closed};
 
-pub(super) const CASES: &[Case] = &[
-    ("batch_answers_each_operation", batch_answers_each_operation),
-    ("batch_without_scripts", batch_without_scripts),
-    ("batch_cut_before_replies", batch_cut_before_replies),
-    ("batch_cut_within_replies", batch_cut_within_replies),
-    ("batch_with_late_attempt", batch_with_late_attempt),
-    ("batch_with_unknown_clock", batch_with_unknown_clock),
-    ("batch_in_restart_grace", batch_in_restart_grace),
-    ("batch_needs_replicas", batch_needs_replicas),
-    (
-        "batch_of_attempts_leaves_one_connection",
-        batch_of_attempts_leaves_one_connection,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    batch_answers_each_operation,
+    batch_without_scripts,
+    batch_cut_before_replies,
+    batch_cut_within_replies,
+    batch_with_late_attempt,
+    batch_with_unknown_clock,
+    batch_in_restart_grace,
+    batch_needs_replicas,
+    batch_of_attempts_leaves_one_connection,
 ];
 
 fn batch_answers_each_operation(kind: RedisKind) {

@@ -6,18 +6,15 @@ use libtest_mimic::Trial;
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{AcquireOptions, LeasePolicy, LockKeeper};
 use lockkeeper_testkit::suite::trial_unless;
-use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, until};
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, cases, until};
 
 use super::Case;
 use super::store::{listening, open};
 use crate::common::WAIT_LIMIT;
 
-const CASES: &[Case] = &[
-    (
-        "clock_set_forward_verifies_all_leases",
-        clock_set_forward_verifies_all_leases,
-    ),
-    ("clock_set_back_is_found", clock_set_back_is_found),
+const CASES: &[Case] = cases![
+    clock_set_forward_verifies_all_leases,
+    clock_set_back_is_found,
 ];
 
 pub(super) fn trials() -> Vec<Trial> {

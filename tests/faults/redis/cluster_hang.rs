@@ -4,22 +4,16 @@ use std::thread;
 use std::time::Instant;
 
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, LockKeeper, Released};
-use lockkeeper_testkit::{RedisCluster, RedisKind, until};
+use lockkeeper_testkit::{RedisCluster, RedisKind, cases, until};
 
 use super::Case;
 use super::cluster::{keys_at, start_without_replicas};
 use super::store::open;
 use crate::common::Told;
 
-pub(super) const CASES: &[Case] = &[
-    (
-        "cluster_node_that_hangs_delays_no_other",
-        cluster_node_that_hangs_delays_no_other,
-    ),
-    (
-        "cluster_node_that_hangs_stops_no_acquisition_elsewhere",
-        cluster_node_that_hangs_stops_no_acquisition_elsewhere,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    cluster_node_that_hangs_delays_no_other,
+    cluster_node_that_hangs_stops_no_acquisition_elsewhere,
 ];
 
 /// Locks names, and returns those that the node keeps, and the others.

@@ -5,26 +5,20 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::clock::{Clock, ManualClock, SystemClock};
 use lockkeeper::{Config, ErrorKind, LockGuard, LockKeeper, Released};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer, Reply, until};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer, Reply, cases, until};
 
 use super::Case;
 use super::store::{EPOCH_KEY, epoch_at, epoch_of, keys_left, last_minted, open, start};
 use crate::common::{Keepers as _, WAIT_LIMIT};
 
-pub(super) const CASES: &[Case] = &[
-    ("request_later_than_wait", request_later_than_wait),
-    ("request_later_than_release", request_later_than_release),
-    ("server_clock_set", server_clock_set),
-    ("server_clock_set_back", server_clock_set_back),
-    (
-        "epochs_beside_an_earlier_version",
-        epochs_beside_an_earlier_version,
-    ),
-    ("lock_of_an_earlier_version", lock_of_an_earlier_version),
-    (
-        "names_used_once_leave_one_key",
-        names_used_once_leave_one_key,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    request_later_than_wait,
+    request_later_than_release,
+    server_clock_set,
+    server_clock_set_back,
+    epochs_beside_an_earlier_version,
+    lock_of_an_earlier_version,
+    names_used_once_leave_one_key,
 ];
 
 /// Returns how many scripts the server has run.

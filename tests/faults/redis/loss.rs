@@ -3,30 +3,18 @@
 use lockkeeper::admin::{Finding, Severity};
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{ErrorKind, LockGuard, LockKeeper, Released, WaitOutcome};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, until};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, cases, until};
 
 use super::Case;
 use super::store::{listening, open, start};
 use crate::common::{Keepers as _, WAIT_LIMIT, Witness};
 
-pub(super) const CASES: &[Case] = &[
-    ("loss_by_restart_is_noticed", loss_by_restart_is_noticed),
-    (
-        "loss_by_flush_of_one_database_is_noticed",
-        loss_by_flush_of_one_database_is_noticed,
-    ),
-    (
-        "unlock_is_noticed_without_resp3",
-        unlock_is_noticed_without_resp3,
-    ),
-    (
-        "flush_without_permission_is_noticed_by_renewal",
-        flush_without_permission_is_noticed_by_renewal,
-    ),
-    (
-        "restart_grace_outlasts_former_holder",
-        restart_grace_outlasts_former_holder,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    loss_by_restart_is_noticed,
+    loss_by_flush_of_one_database_is_noticed,
+    unlock_is_noticed_without_resp3,
+    flush_without_permission_is_noticed_by_renewal,
+    restart_grace_outlasts_former_holder,
 ];
 
 /// With this ttl a renewal is due after all limits of the suite.

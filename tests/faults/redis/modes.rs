@@ -8,7 +8,7 @@ use lockkeeper::backend::{AcquireRequest, Backend, Grant, Renewal, StoreInfo};
 use lockkeeper::backends::redis::RedisProvider;
 use lockkeeper::clock::SystemClock;
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockName, Mode, Released};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, until};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, cases, until};
 
 use super::Case;
 use super::operations::Answer::{Busy, Failed, Granted};
@@ -18,12 +18,12 @@ use super::operations::{
 use super::store::{epoch_at, last_minted, open, start};
 use crate::common::{Keepers as _, WAIT_LIMIT};
 
-pub(super) const CASES: &[Case] = &[
-    ("one_of_several_expires", one_of_several_expires),
-    ("one_of_several_is_renewed", one_of_several_is_renewed),
-    ("modes_with_lost_replies", modes_with_lost_replies),
-    ("cancelled_permit_is_released", cancelled_permit_is_released),
-    ("modes_in_a_batch", modes_in_a_batch),
+pub(super) const CASES: &[Case] = cases![
+    one_of_several_expires,
+    one_of_several_is_renewed,
+    modes_with_lost_replies,
+    cancelled_permit_is_released,
+    modes_in_a_batch,
 ];
 
 const SHARED: Mode = Mode::Shared;

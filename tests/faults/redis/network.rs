@@ -5,42 +5,21 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, Released};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, until};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, cases, until};
 
 use super::Case;
 use super::store::{keys_left, listening, open, start, start_waiter};
 use crate::common::{Keepers as _, WAIT_LIMIT, Witness, assert_closed};
 
-pub(super) const CASES: &[Case] = &[
-    (
-        "messages_lost_while_scripts_are_new",
-        messages_lost_while_scripts_are_new,
-    ),
-    (
-        "lease_and_reply_of_its_release_lost",
-        lease_and_reply_of_its_release_lost,
-    ),
-    ("cancelled_grant_is_released", cancelled_grant_is_released),
-    (
-        "cancelled_wait_ends_without_a_reply",
-        cancelled_wait_ends_without_a_reply,
-    ),
-    (
-        "grant_of_a_wait_that_ended_is_released",
-        grant_of_a_wait_that_ended_is_released,
-    ),
-    (
-        "dead_waiter_beside_pattern_subscriber",
-        dead_waiter_beside_pattern_subscriber,
-    ),
-    (
-        "listener_stays_connected_in_silence",
-        listener_stays_connected_in_silence,
-    ),
-    (
-        "reply_in_drops_ends_by_its_deadline",
-        reply_in_drops_ends_by_its_deadline,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    messages_lost_while_scripts_are_new,
+    lease_and_reply_of_its_release_lost,
+    cancelled_grant_is_released,
+    cancelled_wait_ends_without_a_reply,
+    grant_of_a_wait_that_ended_is_released,
+    dead_waiter_beside_pattern_subscriber,
+    listener_stays_connected_in_silence,
+    reply_in_drops_ends_by_its_deadline,
 ];
 
 /// The server runs no script that it does not have, so a request with a new script that is lost was

@@ -11,27 +11,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::ErrorKind;
-use lockkeeper_testkit::{Certificates, RedisKind, RedisOptions, RedisServer, until};
+use lockkeeper_testkit::{Certificates, RedisKind, RedisOptions, RedisServer, cases, until};
 
 use super::Case;
 use super::store::{open, start};
 use crate::common::{Keepers as _, WAIT_LIMIT, fake_server, refused};
 
-pub(super) const CASES: &[Case] = &[
-    ("wrong_password", wrong_password),
-    ("databases_are_separate", databases_are_separate),
-    ("opening_at_maxmemory", opening_at_maxmemory),
-    ("opening_at_maxclients", opening_at_maxclients),
-    (
-        "server_hangs_after_first_reply",
-        server_hangs_after_first_reply,
-    ),
-    ("other_protocol_on_the_port", other_protocol_on_the_port),
-    ("replies_without_end", replies_without_end),
-    ("text_of_server_is_escaped", text_of_server_is_escaped),
-    ("tls_to_plain_port_and_reverse", tls),
-    ("tls_by_system_roots", tls_by_system_roots),
-    ("missing_acl_permissions", missing_acl_permissions),
+pub(super) const CASES: &[Case] = cases![
+    wrong_password,
+    databases_are_separate,
+    opening_at_maxmemory,
+    opening_at_maxclients,
+    server_hangs_after_first_reply,
+    other_protocol_on_the_port,
+    replies_without_end,
+    text_of_server_is_escaped,
+    tls_to_plain_port_and_reverse,
+    tls_by_system_roots,
+    missing_acl_permissions,
 ];
 
 fn wrong_password(kind: RedisKind) {
@@ -200,7 +197,7 @@ fn server_hangs_after_first_reply(_: RedisKind) {
     }
 }
 
-fn tls(kind: RedisKind) {
+fn tls_to_plain_port_and_reverse(kind: RedisKind) {
     let server = RedisServer::start(kind, &RedisOptions::new().tls()).unwrap();
     let authority = &server.certificates().unwrap().authority;
     let ca = format!("ca_file={}", authority.display());

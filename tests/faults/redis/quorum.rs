@@ -4,29 +4,20 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, WaitOutcome};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer, until};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer, cases, until};
 
 use super::Case;
 use super::store::{keys_left, start};
 use crate::common::{WAIT_LIMIT, opened, refused};
 
-pub(super) const CASES: &[Case] = &[
-    (
-        "quorum_grants_go_on_while_a_member_is_slow",
-        quorum_grants_go_on,
-    ),
-    ("quorum_counts_a_server_once", quorum_counts_a_server_once),
-    ("quorum_keeps_many_leases", quorum_keeps_many_leases),
-    ("quorum_outlives_two_killed", quorum_outlives_two_killed),
-    ("quorum_outlives_two_cut_off", quorum_outlives_two_cut_off),
-    (
-        "quorum_regains_members_that_restarted_empty",
-        quorum_regains_members_that_restarted_empty,
-    ),
-    (
-        "quorum_member_that_restarted_empty_is_no_vote",
-        quorum_member_that_restarted_empty_is_no_vote,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    quorum_grants_go_on_while_a_member_is_slow,
+    quorum_counts_a_server_once,
+    quorum_keeps_many_leases,
+    quorum_outlives_two_killed,
+    quorum_outlives_two_cut_off,
+    quorum_regains_members_that_restarted_empty,
+    quorum_member_that_restarted_empty_is_no_vote,
 ];
 
 /// Opens a keeper whose members grant nothing for 5 s after their start: a busy machine renews late.
@@ -180,7 +171,7 @@ fn open_with(urls: &[String], keys: &str) -> LockKeeper {
 }
 
 /// Two callers that began at different members gave way to each other for ever.
-fn quorum_grants_go_on(kind: RedisKind) {
+fn quorum_grants_go_on_while_a_member_is_slow(kind: RedisKind) {
     let (servers, proxies) = three(kind);
     let urls = via(&servers, &proxies);
     let keepers = [(); 3].map(|()| open_with(&urls, "ttl=2s&wait=60s"));

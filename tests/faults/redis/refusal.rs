@@ -4,24 +4,21 @@ use std::time::Duration;
 
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{ErrorKind, LockName, Released, WaitOutcome};
-use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, until};
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, cases, until};
 
 use super::Case;
 use super::store::{EPOCH_KEY, keys_left, open, start, start_waiter};
 use crate::common::{HANG, Keepers as _, WAIT_LIMIT, Witness, refused};
 
-pub(super) const CASES: &[Case] = &[
-    ("demoted_to_replica", demoted_to_replica),
-    ("password_changed", password_changed),
-    ("out_of_memory", out_of_memory),
-    ("lock_key_of_other_type", lock_key_of_other_type),
-    ("epoch_key_of_other_type", epoch_key_of_other_type),
-    ("epoch_key_without_a_number", epoch_key_without_a_number),
-    ("string_of_another_program", string_of_another_program),
-    (
-        "list_leaves_out_a_key_of_other_type",
-        list_leaves_out_a_key_of_other_type,
-    ),
+pub(super) const CASES: &[Case] = cases![
+    demoted_to_replica,
+    password_changed,
+    out_of_memory,
+    lock_key_of_other_type,
+    epoch_key_of_other_type,
+    epoch_key_without_a_number,
+    string_of_another_program,
+    list_leaves_out_a_key_of_other_type,
 ];
 
 fn demoted_to_replica(kind: RedisKind) {

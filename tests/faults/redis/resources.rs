@@ -4,18 +4,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{ErrorKind, LockGuard, Released};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, until};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, cases, until};
 
 use super::Case;
 use super::store::{open, start};
 use crate::common::{Keepers as _, WAIT_LIMIT};
 
-pub(super) const CASES: &[Case] = &[
-    (
-        "exhausted_pool_has_its_own_error",
-        exhausted_pool_has_its_own_error,
-    ),
-    ("renewals_are_sent_in_batches", renewals_are_sent_in_batches),
+pub(super) const CASES: &[Case] = cases![
+    exhausted_pool_has_its_own_error,
+    renewals_are_sent_in_batches,
 ];
 
 fn exhausted_pool_has_its_own_error(kind: RedisKind) {

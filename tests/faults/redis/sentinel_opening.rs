@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use lockkeeper::admin::Severity;
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{ErrorKind, LockKeeper};
-use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, SentinelSet, until};
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, SentinelSet, cases, until};
 
 use super::Case;
 use super::opening::ALLOWED;
@@ -13,13 +13,13 @@ use super::sentinel::start;
 use super::store::{keys_left, open};
 use crate::common::{WAIT_LIMIT, fake_server, refused};
 
-pub(super) const CASES: &[Case] = &[
-    ("sentinel_that_lies", sentinel_that_lies),
-    ("sentinel_logins", sentinel_logins),
-    ("sentinel_users", sentinel_users),
-    ("sentinel_with_tls", sentinel_with_tls),
-    ("sentinel_urls", sentinel_urls),
-    ("sentinel_doctor", sentinel_doctor),
+pub(super) const CASES: &[Case] = cases![
+    sentinel_that_lies,
+    sentinel_logins,
+    sentinel_users,
+    sentinel_with_tls,
+    sentinel_urls,
+    sentinel_doctor,
 ];
 
 /// Starts a server that names this address as the primary, whatever it is asked.

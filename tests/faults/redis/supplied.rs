@@ -8,38 +8,23 @@ use std::time::Duration;
 use lockkeeper::backends::redis::{RedisClusterProvider, RedisOptions, RedisProvider};
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{AcquireOptions, Error, ErrorKind, LeasePolicy, LockKeeper, Released};
-use lockkeeper_testkit::{RedisKind, RedisServer, until};
+use lockkeeper_testkit::{RedisKind, RedisServer, cases, until};
 use redis::{Client, Connection, cmd};
 
 use super::Case;
 use super::store::{open, start};
 use crate::common::{Keepers as _, WAIT_LIMIT};
 
-pub(super) const CASES: &[Case] = &[
-    ("made_connections_hold_locks", made_connections_hold_locks),
-    (
-        "lent_connections_come_back_clean",
-        lent_connections_come_back_clean,
-    ),
-    (
-        "flush_and_release_are_noticed_by_lent_connection",
-        flush_and_release_are_noticed_by_lent_connection,
-    ),
-    (
-        "late_reply_is_not_read_by_the_application",
-        late_reply_is_not_read_by_the_application,
-    ),
-    ("idle_connection_is_checked", idle_connection_is_checked),
-    (
-        "unfit_connections_are_refused",
-        unfit_connections_are_refused,
-    ),
-    ("second_server_is_refused", second_server_is_refused),
-    (
-        "server_restarted_during_suspend_is_served",
-        server_restarted_during_suspend_is_served,
-    ),
-    ("restarted_server_is_served", restarted_server_is_served),
+pub(super) const CASES: &[Case] = cases![
+    made_connections_hold_locks,
+    lent_connections_come_back_clean,
+    flush_and_release_are_noticed_by_lent_connection,
+    late_reply_is_not_read_by_the_application,
+    idle_connection_is_checked,
+    unfit_connections_are_refused,
+    second_server_is_refused,
+    server_restarted_during_suspend_is_served,
+    restarted_server_is_served,
 ];
 
 type Pool = r2d2::Pool<Client>;

@@ -7,34 +7,22 @@ use std::time::{Duration, Instant};
 use lockkeeper::{
     AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released, WaitOutcome,
 };
-use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer, until};
+use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer, cases, until};
 
 use super::Case;
 use super::store::{keys_left, listening, open, start, start_waiter};
 use crate::common::{Keepers as _, WAIT_LIMIT, Waiter, Witness, refused};
 
-pub(super) const CASES: &[Case] = &[
-    ("read_only_replica", read_only_replica),
-    (
-        "keeper_leaves_demoted_primary",
-        keeper_leaves_demoted_primary,
-    ),
-    ("fail_over_while_waiting", fail_over_while_waiting),
-    ("grants_need_replicas", grants_need_replicas),
-    (
-        "refused_wait_command_releases",
-        refused_wait_command_releases,
-    ),
-    (
-        "fail_over_before_replicas_acknowledge",
-        fail_over_before_replicas_acknowledge,
-    ),
-    (
-        "grant_of_a_demoted_primary_is_unknown",
-        grant_of_a_demoted_primary_is_unknown,
-    ),
-    ("renewals_need_replicas", renewals_need_replicas),
-    ("cluster_nodes", cluster_nodes),
+pub(super) const CASES: &[Case] = cases![
+    read_only_replica,
+    keeper_leaves_demoted_primary,
+    fail_over_while_waiting,
+    grants_need_replicas,
+    refused_wait_command_releases,
+    fail_over_before_replicas_acknowledge,
+    grant_of_a_demoted_primary_is_unknown,
+    renewals_need_replicas,
+    cluster_nodes,
 ];
 
 fn with_replica(kind: RedisKind) -> (RedisServer, RedisServer) {
