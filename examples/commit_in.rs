@@ -3,7 +3,7 @@
 //! `cargo run --example commit_in --features transactions-rusqlite`
 //!
 //! Here data and locks are two SQLite files; any other lock store works as well. `examples/diesel` does the same with
-//! Diesel, on MariaDB also with data and locks on one server.
+//! Diesel, on servers that have both data and locks.
 
 use std::error::Error;
 use std::time::Duration;

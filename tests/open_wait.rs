@@ -102,7 +102,7 @@ fn store_that_is_up_in_time_is_opened() {
 #[test]
 fn store_that_is_not_up_in_time_is_unavailable() {
     let late = Late::new(NEVER_UP);
-    let error = late.open("late://down?open_wait=500ms", &OpenOptions::new());
+    let error = late.open("late://down?open_wait=2s", &OpenOptions::new());
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(
@@ -134,7 +134,7 @@ fn opening_without_a_wait_is_one_attempt() {
 #[test]
 fn fallback_is_opened_after_the_wait() {
     let (late, told) = (Late::new(NEVER_UP), Arc::new(Told::default()));
-    let config = Config::from_url("late://down?open_wait=500ms&fallback=memory:").unwrap();
+    let config = Config::from_url("late://down?open_wait=2s&fallback=memory:").unwrap();
     let config = config.observer(Arc::clone(&told) as _);
     let keeper = late.open_config(&config, &OpenOptions::new()).unwrap();
     assert_eq!(keeper.backend(), "memory");
@@ -155,7 +155,7 @@ fn fallback_is_opened_after_the_wait() {
     assert_eq!(keeper.backend(), "memory");
     // Other programs may lock on a store that answers.
     let late = Late::new(NEVER_UP);
-    let url = "late://loading?open_wait=500ms&fallback=memory:";
+    let url = "late://loading?open_wait=2s&fallback=memory:";
     let error = late.open(url, &OpenOptions::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
 }

@@ -13,9 +13,11 @@ use std::time::Duration;
 
 use libtest_mimic::{Completion, Failed, Trial};
 use lockkeeper::LockKeeper;
-use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, suite};
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, suite, with_timeouts};
 
 const KEEPERS: usize = 4;
+/// Longer than a busy machine takes for a reply.
+const REPLY_LIMIT: Duration = Duration::from_secs(30);
 
 type Keepers = [LockKeeper; KEEPERS];
 type Check = fn(&Keepers);
@@ -36,7 +38,7 @@ fn on_sqlite(check: Check) {
 
 fn on_redis(check: Check) {
     let server = RedisServer::start(RedisKind::Redis7, &RedisOptions::new()).unwrap();
-    check(&open(&server.url()));
+    check(&open(&with_timeouts(&server.url(), REPLY_LIMIT)));
 }
 
 fn main() -> ExitCode {

@@ -10,9 +10,12 @@ use lockkeeper::backend::{drivers, epoch_at};
 use lockkeeper::{Config, LockKeeper};
 use lockkeeper_testkit::{
     MySqlKind, MySqlOptions, MySqlServer, RedisKind, RedisOptions, RedisServer, suite,
+    with_timeouts,
 };
 use tempfile::TempDir;
 
+/// Longer than a busy machine takes for a reply.
+const REPLY_LIMIT: Duration = Duration::from_secs(30);
 /// Longer than any server of a test has been up.
 const OFFSET: Duration = Duration::from_secs(3_600);
 /// The bits of a token below the epoch.
@@ -56,12 +59,13 @@ impl Stores {
             (redis, servers.map(|server| server.join().unwrap()))
         });
         let folder = tempfile::tempdir().unwrap();
-        let [maria, mysql] = servers.each_ref().map(MySqlServer::url);
+        let patient = |url: String| with_timeouts(&url, REPLY_LIMIT);
+        let [maria, mysql] = servers.each_ref().map(|server| patient(server.url()));
         Self {
             urls: [
                 "memory:tokens".to_owned(),
                 format!("sqlite:{}/locks.db", folder.path().display()),
-                redis.url(),
+                patient(redis.url()),
                 maria,
                 mysql,
             ],

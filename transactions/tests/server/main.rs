@@ -9,25 +9,18 @@
 )]
 
 #[cfg(unix)]
-#[path = "server/application.rs"]
 mod application;
 #[cfg(unix)]
-#[path = "server/cases.rs"]
 mod cases;
 #[cfg(unix)]
-#[path = "server/hostile.rs"]
 mod hostile;
 #[cfg(unix)]
-#[path = "server/mysql.rs"]
 mod mysql;
 #[cfg(unix)]
-#[path = "server/postgres.rs"]
 mod postgres;
 #[cfg(unix)]
-#[path = "server/sqlite.rs"]
 mod sqlite;
 #[cfg(unix)]
-#[path = "server/transaction_lock.rs"]
 mod transaction_lock;
 
 /// Makes a trial of each case on each kind of server. `on_server` starts one, and calls a case.

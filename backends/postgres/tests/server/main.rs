@@ -10,34 +10,24 @@
 )]
 
 #[cfg(unix)]
-#[path = "server/admin.rs"]
 mod admin;
 #[cfg(unix)]
-#[path = "server/batches.rs"]
 mod batches;
 #[cfg(unix)]
-#[path = "server/crashes.rs"]
 mod crashes;
 #[cfg(unix)]
-#[path = "server/hostile.rs"]
 mod hostile;
 #[cfg(unix)]
-#[path = "server/opening.rs"]
 mod opening;
 #[cfg(unix)]
-#[path = "server/pooler.rs"]
 mod pooler;
 #[cfg(unix)]
-#[path = "server/proof.rs"]
 mod proof;
 #[cfg(unix)]
-#[path = "server/standby.rs"]
 mod standby;
 #[cfg(unix)]
-#[path = "server/store.rs"]
 mod store;
 #[cfg(unix)]
-#[path = "server/supplied.rs"]
 mod supplied;
 
 #[cfg(unix)]

@@ -12,61 +12,42 @@
 use std::process::ExitCode;
 
 #[cfg(target_os = "linux")]
-#[path = "run/claims.rs"]
 mod claims;
 #[cfg(unix)]
-#[path = "run/configs.rs"]
 mod configs;
 #[cfg(unix)]
-#[path = "run/crowd.rs"]
 mod crowd;
 #[cfg(unix)]
-#[path = "run/doctor.rs"]
 mod doctor;
 #[cfg(unix)]
-#[path = "run/exits.rs"]
 mod exits;
 #[cfg(unix)]
-#[path = "run/loss.rs"]
 mod loss;
 #[cfg(target_os = "linux")]
-#[path = "run/mode_claims.rs"]
 mod mode_claims;
 #[cfg(unix)]
-#[path = "run/modes.rs"]
 mod modes;
 #[cfg(unix)]
-#[path = "run/opening.rs"]
 mod opening;
 #[cfg(unix)]
-#[path = "run/operate.rs"]
 mod operate;
 #[cfg(unix)]
-#[path = "run/rig.rs"]
 mod rig;
 #[cfg(unix)]
-#[path = "run/scripts.rs"]
 mod scripts;
 #[cfg(unix)]
-#[path = "run/servers.rs"]
 mod servers;
 #[cfg(unix)]
-#[path = "run/several.rs"]
 mod several;
 #[cfg(unix)]
-#[path = "run/signals.rs"]
 mod signals;
 #[cfg(unix)]
-#[path = "run/store_loss.rs"]
 mod store_loss;
 #[cfg(target_os = "linux")]
-#[path = "run/surroundings.rs"]
 mod surroundings;
 #[cfg(unix)]
-#[path = "run/terminal.rs"]
 mod terminal;
 #[cfg(unix)]
-#[path = "run/watch.rs"]
 mod watch;
 
 #[cfg(unix)]

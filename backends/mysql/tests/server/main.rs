@@ -10,34 +10,24 @@
 )]
 
 #[cfg(unix)]
-#[path = "server/admin.rs"]
 mod admin;
 #[cfg(unix)]
-#[path = "server/batches.rs"]
 mod batches;
 #[cfg(unix)]
-#[path = "server/names.rs"]
 mod names;
 #[cfg(unix)]
-#[path = "server/opening.rs"]
 mod opening;
 #[cfg(unix)]
-#[path = "server/pairs.rs"]
 mod pairs;
 #[cfg(unix)]
-#[path = "server/proof.rs"]
 mod proof;
 #[cfg(unix)]
-#[path = "server/reuse.rs"]
 mod reuse;
 #[cfg(unix)]
-#[path = "server/sessions.rs"]
 mod sessions;
 #[cfg(unix)]
-#[path = "server/store.rs"]
 mod store;
 #[cfg(unix)]
-#[path = "server/supplied.rs"]
 mod supplied;
 
 #[cfg(unix)]
