@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Clock as _, ErrorKind, HeldName, Holder, HostInstant, LockKeeper, LockName, Released, Severity,
-    SystemClock, WaitOutcome,
+    ErrorKind, HeldName, Holder, LockKeeper, LockName, Released, Severity, WaitOutcome,
 };
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, cases};
 use mysql::prelude::Queryable as _;
 
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
+use crate::checks::{soon, with_timeouts};
+use crate::store::{Case, open, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = cases![
     holder_process_is_shown_to_its_own_user,
@@ -18,10 +18,6 @@ pub(crate) const CASES: &[Case] = cases![
     doctor_finds_what_breaks_locks,
     unlock_without_the_right_is_refused,
 ];
-
-pub(crate) fn soon() -> HostInstant {
-    SystemClock.now() + WAIT_LIMIT
-}
 
 fn holder(keeper: &LockKeeper, name: &str) -> Holder {
     let name = LockName::new(name).unwrap();

@@ -12,7 +12,8 @@ use lockkeeper_core::{
 use lockkeeper_mysql::MySqlProvider;
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
-use crate::store::{Case, WAIT_LIMIT, open, options, start, waiters};
+use crate::checks::WAIT_LIMIT;
+use crate::store::{Case, open, options, start, waiters};
 
 pub(crate) const CASES: &[Case] = cases![
     columns_are_evaluated_in_order,

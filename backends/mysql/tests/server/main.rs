@@ -14,6 +14,9 @@ mod admin;
 #[cfg(unix)]
 mod batches;
 #[cfg(unix)]
+#[path = "../../../remote/tests/sessions/checks.rs"]
+mod checks;
+#[cfg(unix)]
 mod names;
 #[cfg(unix)]
 mod opening;

@@ -1,9 +1,9 @@
 //! The names of locks on the server, as the server and as operators see them.
 
-use lockkeeper_core::{Clock as _, SystemClock};
 use lockkeeper_testkit::{MySqlKind, cases};
 
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
+use crate::checks::soon;
+use crate::store::{Case, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = cases![
     short_plain_names_are_unchanged,
@@ -64,7 +64,6 @@ fn names_are_listed_whole_or_in_part(kind: MySqlKind) {
     for name in ["mysql_migration_lock", "another program"] {
         root.execute(&format!("DO GET_LOCK('{name}', 0)")).unwrap();
     }
-    let soon = || SystemClock.now() + WAIT_LIMIT;
     let long = "x".repeat(MAX_BYTES);
     for (namespace, names) in [
         (

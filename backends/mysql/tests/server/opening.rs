@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Config, Drivers, Error, ErrorKind, LockKeeper, Observer};
+use lockkeeper_core::{Config, Drivers, ErrorKind, LockKeeper, Observer};
 use lockkeeper_mysql::MySqlDriver;
 use lockkeeper_testkit::{Certificates, MySqlKind, MySqlOptions, MySqlServer, cases};
 
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
+use crate::checks::{refused, waits_in_vain, with_timeouts};
+use crate::store::{Case, open, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = cases![
     options_of_the_application_come_back,
@@ -19,29 +19,6 @@ pub(crate) const CASES: &[Case] = cases![
     unix_socket,
     tokens_grow_over_quick_restarts,
 ];
-
-#[track_caller]
-fn refused(url: &str, kind: ErrorKind, says: &[&str]) -> Error {
-    let began = Instant::now();
-    let error = try_open(url).map(drop).expect_err(url);
-    // Opening that takes this long waits for something else.
-    assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
-    says_why(url, &error, kind, says);
-    error
-}
-
-#[track_caller]
-fn says_why(url: &str, error: &Error, kind: ErrorKind, says: &[&str]) {
-    assert_eq!(error.kind(), kind, "{url}: {error:?}");
-    let text = format!("{error:?}");
-    for word in says {
-        assert!(text.contains(word), "{url}: {word:?} is not in {text}");
-    }
-    assert!(
-        !text.contains("s3cret") && !text.contains(MySqlServer::PASSWORD),
-        "{text}"
-    );
-}
 
 fn options_of_the_application_come_back(_: MySqlKind) {
     let opts = mysql::Opts::from_url("mysql://me:s3cret@[::1]:7/shop").unwrap();
@@ -172,8 +149,7 @@ fn tls(kind: MySqlKind) {
     // Cancelling a wait shuts down the socket beneath TLS.
     let held = keeper.lock("a").unwrap();
     let other = open(&server, &format!("tls=on&ca_file={trusted}"));
-    let none = other.try_lock_for("a", Duration::from_secs(1)).unwrap();
-    assert!(none.is_none());
+    waits_in_vain(&other);
     drop(held);
     drop(other.lock("a").unwrap());
 
@@ -250,8 +226,7 @@ fn unix_socket(kind: MySqlKind) {
     let keeper = try_open(&url).unwrap();
     let held = keeper.lock("a").unwrap();
     let other = try_open(&url).unwrap();
-    let none = other.try_lock_for("a", Duration::from_secs(1)).unwrap();
-    assert!(none.is_none());
+    waits_in_vain(&other);
     drop(held);
     drop(other.lock("a").unwrap());
 }

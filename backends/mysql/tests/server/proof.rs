@@ -8,7 +8,7 @@ use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts, Row, Value};
 
-use crate::admin::soon;
+use crate::checks::soon;
 use crate::store::{Case, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = cases![

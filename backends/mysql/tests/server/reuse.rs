@@ -7,7 +7,8 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockGuard};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own, waiters};
+use crate::checks::WAIT_LIMIT;
+use crate::store::{Case, open, start, start_own, waiters};
 
 pub(crate) const CASES: &[Case] = cases![
     refused_release_leaves_no_name_behind,

@@ -10,7 +10,8 @@ use lockkeeper_core::{
 use lockkeeper_mysql::{MySqlOptions, MySqlProvider};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 
-use crate::store::{Case, WAIT_LIMIT, open, options, start, waiters};
+use crate::checks::WAIT_LIMIT;
+use crate::store::{Case, open, options, start, waiters};
 
 pub(crate) const CASES: &[Case] = cases![
     lock_costs_two_statements,
@@ -38,25 +39,32 @@ fn lock_costs_two_statements(kind: MySqlKind) {
         let rows = client.rows("SHOW GLOBAL STATUS LIKE 'Questions'").unwrap();
         rows[0][1].as_deref().unwrap().parse().unwrap()
     };
-    questions();
-    let idle = questions();
-    let before = questions();
-    for _ in 0..100 {
-        lock();
-    }
-    let cost = questions() - before - (before - idle);
-    assert_eq!(cost, 200, "one to acquire and one to release");
+    let first = questions();
+    let own = questions() - first;
+    // On a busy machine, a lock may be held until its renewal, which is one more.
+    until(
+        "100 locks cost one to acquire and one to release each",
+        || {
+            let before = questions();
+            for _ in 0..100 {
+            lock();
+        }
+            let cost = questions() - before - own;
+            assert!(cost >= 200, "{cost}");
+            cost == 200
+        },
+    );
 }
 
 fn thousand_names_on_few_connections(kind: MySqlKind) {
     let server = start(kind);
-    let keeper = open(&server, "ttl=9s");
+    let keeper = open(&server, "ttl=24s");
     let names: Vec<_> = (0..1_000).map(|n| format!("seat:{n}")).collect();
     let guards: Vec<_> = names.iter().map(|n| keeper.lock(n).unwrap()).collect();
     assert!(connections(&server) <= 8, "{:?}", keeper.usage());
     // All are renewed beyond the first ttl.
     let first = guards[0].lost_signal();
-    assert_eq!(first.wait(Duration::from_secs(10)), WaitOutcome::TimedOut);
+    assert_eq!(first.wait(Duration::from_secs(25)), WaitOutcome::TimedOut);
     for guard in &guards {
         assert!(guard.is_held(), "{guard:?}");
     }

@@ -1,16 +1,10 @@
 //! Servers, and keepers on them.
 
-use std::time::Duration;
-
 use lockkeeper_core::{Config, Drivers, Error, LockKeeper};
 use lockkeeper_mysql::MySqlDriver;
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, Shared, suite};
 
-/// A limit far longer than anything here takes.
-pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
-
-/// The time-outs of a keeper: the defaults of 1 s and 2 s are too short for a busy machine.
-pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(5);
+use crate::checks::{REPLY_LIMIT, with_timeouts};
 
 pub(crate) type Case = suite::Case<MySqlKind>;
 
@@ -33,11 +27,6 @@ pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
 /// Opens a keeper on a server, with more keys, and with [`REPLY_LIMIT`] where the keys do not say a time-out.
 pub(crate) fn open(server: &MySqlServer, keys: &str) -> LockKeeper {
     try_open(&with_timeouts(&format!("{}?{keys}", server.url()))).unwrap()
-}
-
-/// Adds [`REPLY_LIMIT`] as the time-outs that a URL does not have.
-pub(crate) fn with_timeouts(url: &str) -> String {
-    lockkeeper_testkit::with_timeouts(url, REPLY_LIMIT)
 }
 
 /// Returns the options of a provider on a server, with [`REPLY_LIMIT`].

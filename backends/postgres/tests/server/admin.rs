@@ -7,7 +7,8 @@ use lockkeeper_core::{
 };
 use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, cases, until};
 
-use crate::store::{Case, open, soon, start, start_own, try_open};
+use crate::checks::soon;
+use crate::store::{Case, open, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = cases![
     holder_and_mode_are_shown,
@@ -54,7 +55,10 @@ fn thousands_of_locks_of_one_session_are_listed(kind: PostgresKind) {
     const LOCKS: usize = 20_000;
     let options = PostgresOptions::new().config("max_locks_per_transaction", "128");
     let server = PostgresServer::start(kind, &options).unwrap();
-    let (holding, asking) = (open(&server, "pool_size=1&ttl=600s"), open(&server, ""));
+    let (holding, asking) = (
+        open(&server, "pool_size=1&ttl=1h&wait=10m&response_timeout=5m"),
+        open(&server, ""),
+    );
     let name = |at| format!("a name of some length, so that the session shows few of them: {at}");
     let _held = holding.lock_all((0..LOCKS).map(name)).unwrap();
     let held = listed(&asking);

@@ -8,9 +8,8 @@ use lockkeeper_core::{
 };
 use lockkeeper_testkit::{PostgresKind, TestServer as _, cases, until};
 
-use crate::store::{
-    Case, TTL, WAIT_LIMIT, attempt, granted, locks, open, provider, release, start,
-};
+use crate::checks::WAIT_LIMIT;
+use crate::store::{Case, TTL, attempt, granted, locks, open, provider, release, start};
 
 pub(crate) const CASES: &[Case] = cases![
     session_with_a_shared_lock_is_no_way_to_an_exclusive_one,

@@ -3,7 +3,7 @@
 use lockkeeper_core::ErrorKind;
 use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, cases, until};
 
-use crate::opening::says_why;
+use crate::checks::is_refused;
 use crate::store::{Case, open, start_own};
 
 pub(crate) const CASES: &[Case] = cases![
@@ -63,7 +63,11 @@ fn restart_grace_counts_from_a_crash(kind: PostgresKind) {
     crash_session(&server);
     let keeper = open(&server, "restart_grace=1h");
     let error = keeper.try_lock("a").unwrap_err();
-    says_why("", &error, ErrorKind::Unavailable, &["restart_grace"]);
+    is_refused(
+        Err::<(), _>(error.clone()),
+        ErrorKind::Unavailable,
+        &["restart_grace"],
+    );
     let after = up();
     let text = error.to_string();
     let left = text.split("for another ").nth(1).unwrap();

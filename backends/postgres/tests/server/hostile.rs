@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockkeeper_core::{Error, ErrorKind};
 
-use crate::store::{WAIT_LIMIT, trial, try_open, with_timeouts};
+use crate::checks::{WAIT_LIMIT, with_timeouts};
+use crate::store::{trial, try_open};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let cases: [(_, fn()); 4] = [

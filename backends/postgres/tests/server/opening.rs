@@ -11,7 +11,8 @@ use lockkeeper_testkit::{
 };
 
 use crate::admin::found;
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
+use crate::checks::{WAIT_LIMIT, is_refused, refused, waits_in_vain, with_timeouts};
+use crate::store::{Case, open, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = cases![
     ways_to_log_in,
@@ -27,28 +28,6 @@ pub(crate) const CASES: &[Case] = cases![
     server_without_advisory_locks_is_refused,
     limits_for_applications_do_not_count,
 ];
-
-#[track_caller]
-fn refused(url: &str, kind: ErrorKind, says: &[&str]) {
-    let began = Instant::now();
-    let error = try_open(url).map(drop).expect_err(url);
-    // Opening that takes this long waits for something else.
-    assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
-    says_why(url, &error, kind, says);
-}
-
-#[track_caller]
-pub(crate) fn says_why(url: &str, error: &Error, kind: ErrorKind, says: &[&str]) {
-    assert_eq!(error.kind(), kind, "{url}: {error:?}");
-    let text = format!("{error:?}");
-    for word in says {
-        assert!(text.contains(word), "{url}: {word:?} is not in {text}");
-    }
-    assert!(
-        !text.contains("s3cret") && !text.contains(PostgresServer::PASSWORD),
-        "{text}"
-    );
-}
 
 fn ways_to_log_in(kind: PostgresKind) {
     for (login, works) in [
@@ -156,8 +135,7 @@ fn tls(kind: PostgresKind) {
     );
     // The end of a wait is read beneath TLS.
     let other = open(&server, &format!("tls=on&ca_file={trusted}"));
-    let none = other.try_lock_for("a", Duration::from_secs(1)).unwrap();
-    assert!(none.is_none());
+    waits_in_vain(&other);
     drop(held);
     drop(other.lock("a").unwrap());
 
@@ -228,9 +206,8 @@ fn server_without_free_connections(kind: PostgresKind) {
         }
         refusal.is_some()
     });
-    says_why(
-        &server.url(),
-        &refusal.unwrap(),
+    is_refused(
+        Err::<(), _>(refusal.unwrap()),
         ErrorKind::Unavailable,
         &["max_connections", "pool_size"],
     );
@@ -259,7 +236,11 @@ fn replica_is_refused(kind: PostgresKind) {
         let says = |error: &Error| error.to_string().contains("replica");
         refusal.as_ref().is_some_and(says)
     });
-    says_why("", &refusal.unwrap(), ErrorKind::Unavailable, &["replica"]);
+    is_refused(
+        Err::<(), _>(refusal.unwrap()),
+        ErrorKind::Unavailable,
+        &["replica"],
+    );
     assert_eq!(found(&keeper, "topology").severity, Severity::Unusable);
     server.execute("SELECT pg_promote()").unwrap();
     assert!(keeper.lock("a").unwrap().token() > before);

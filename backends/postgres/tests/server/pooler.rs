@@ -3,7 +3,6 @@
 use std::fs;
 use std::net::TcpStream;
 use std::thread;
-use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockkeeper_core::ErrorKind;
@@ -11,7 +10,8 @@ use lockkeeper_postgres::PlainClient;
 use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer, until};
 
 use crate::admin::found;
-use crate::store::{WAIT_LIMIT, holder, open, options, start_own, trial, try_open, with_timeouts};
+use crate::checks::{WAIT_LIMIT, waits_in_vain, with_timeouts};
+use crate::store::{holder, open, options, start_own, trial, try_open};
 
 const KIND: PostgresKind = PostgresKind::Postgres15;
 
@@ -69,12 +69,10 @@ fn session_mode_keeps_locks() {
     let pooled = try_open(&with_timeouts(&server.url_via(pool.addr()))).unwrap();
     let direct = open(&server, "");
     let held = pooled.lock("a").unwrap();
-    let none = direct.try_lock_for("a", Duration::from_secs(1));
-    assert!(none.unwrap().is_none());
+    waits_in_vain(&direct);
     drop(held);
     let held = direct.lock("a").unwrap();
-    let none = pooled.try_lock_for("a", Duration::from_secs(1));
-    assert!(none.unwrap().is_none());
+    waits_in_vain(&pooled);
     drop(held);
     drop(pooled.lock("a").unwrap());
     let topology = found(&pooled, "topology");

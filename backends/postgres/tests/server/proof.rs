@@ -4,7 +4,8 @@ use lockkeeper_core::{CommitProof, ProofValue, Released};
 use lockkeeper_postgres::{PlainClient, PostgresOptions};
 use lockkeeper_testkit::{PostgresKind, PostgresServer, cases};
 
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
+use crate::checks::WAIT_LIMIT;
+use crate::store::{Case, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = cases![
     proof_is_for_one_lease_on_one_server,

@@ -5,17 +5,13 @@ use std::time::Duration;
 
 use libtest_mimic::{Completion, Trial};
 use lockkeeper_core::{
-    AcquireRequest, Backend, Clock as _, Config, Drivers, Error, Grant, HostInstant, LockKeeper,
-    LockName, Mode, Released, SystemClock,
+    AcquireRequest, Backend, Config, Drivers, Error, Grant, HostInstant, LockKeeper, LockName,
+    Mode, Released, SystemClock,
 };
 use lockkeeper_postgres::{PostgresDriver, PostgresOptions, PostgresProvider};
 use lockkeeper_testkit::{PostgresKind, PostgresServer, Shared, suite};
 
-/// A limit far longer than anything here takes.
-pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
-
-/// The time-outs of a keeper: the defaults of 1 s and 2 s are too short for a busy machine.
-pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(5);
+use crate::checks::{REPLY_LIMIT, with_timeouts};
 
 pub(crate) type Case = suite::Case<PostgresKind>;
 
@@ -49,16 +45,6 @@ pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
 /// Opens a keeper on a server, with more keys, and with [`REPLY_LIMIT`] where the keys do not say a time-out.
 pub(crate) fn open(server: &PostgresServer, keys: &str) -> LockKeeper {
     try_open(&with_timeouts(&format!("{}?{keys}", server.url()))).unwrap()
-}
-
-/// Adds [`REPLY_LIMIT`] as the time-outs that a URL does not have.
-pub(crate) fn with_timeouts(url: &str) -> String {
-    lockkeeper_testkit::with_timeouts(url, REPLY_LIMIT)
-}
-
-/// Returns a deadline for what an operator asks.
-pub(crate) fn soon() -> HostInstant {
-    SystemClock.now() + WAIT_LIMIT
 }
 
 /// Returns the session that holds the only lock of a server. A session has two shared locks of its own.

@@ -11,7 +11,8 @@ use lockkeeper_core::{Error, ErrorKind, LockKeeper};
 use lockkeeper_postgres::{PostgresOptions, PostgresProvider, Transport};
 use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer, cases, until};
 
-use crate::store::{Case, REPLY_LIMIT, open, start, start_own};
+use crate::checks::{REPLY_LIMIT, is_refused, waits_in_vain};
+use crate::store::{Case, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = cases![
     streams_of_the_application_hold_locks,
@@ -63,8 +64,7 @@ fn streams_of_the_application_hold_locks(kind: PostgresKind) {
         guard.release().unwrap();
         let held = other.lock("a").unwrap();
         // The end of its time ends the wait in the server.
-        let none = keeper.try_lock_for("a", Duration::from_secs(1)).unwrap();
-        assert!(none.is_none());
+        waits_in_vain(&keeper);
         drop(held);
         drop(keeper.lock("a").unwrap());
     }
@@ -85,19 +85,16 @@ fn stopped_server_ends_no_call(kind: PostgresKind) {
     });
 }
 
-#[track_caller]
-fn is_refused<T>(result: Result<T, Error>, kind: ErrorKind, word: &str) {
-    let error = result.map(drop).expect_err(word);
-    assert_eq!(error.kind(), kind, "{error:?}");
-    assert!(format!("{error:?}").contains(word), "{error:?}");
-}
-
 fn pooler_behind_tunnel_is_found(kind: PostgresKind) {
     let server = start(kind);
     let pooler = PgBouncer::start(&server, PoolMode::Transaction).unwrap();
     let addr = pooler.addr();
     let options = named().connect_with(move |_| connect(addr));
-    is_refused(try_keeper(&options), ErrorKind::Incompatible, "pool_mode");
+    is_refused(
+        try_keeper(&options),
+        ErrorKind::Incompatible,
+        &["pool_mode"],
+    );
 }
 
 /// A second login on the stream of a session ends that session, so two connections never hold one lock.
@@ -138,14 +135,14 @@ fn unfit_streams_are_refused(kind: PostgresKind) {
     is_refused(
         try_keeper(&down),
         ErrorKind::Unavailable,
-        "the tunnel is down",
+        &["the tunnel is down"],
     );
     let addr = server.addr();
     let encrypted = named().tls(None).connect_with(move |_| {
         let socket = TcpStream::connect(addr)?;
         Ok::<_, io::Error>(Transport::encrypted(socket.try_clone()?, socket))
     });
-    is_refused(try_keeper(&encrypted), ErrorKind::InvalidValue, "TLS");
+    is_refused(try_keeper(&encrypted), ErrorKind::InvalidValue, &["TLS"]);
 }
 
 /// Counts how often a statement that waits is prepared.
@@ -187,8 +184,7 @@ fn waits_that_end_leave_no_statements(kind: PostgresKind) {
     let keeper = try_keeper(&named().connect_with(connect)).unwrap();
     let _held = open(&server, "").lock("a").unwrap();
     for _ in 0..8 {
-        let none = keeper.try_lock_for("a", Duration::from_secs(1)).unwrap();
-        assert!(none.is_none());
+        waits_in_vain(&keeper);
     }
     let [prepared, connections] = [prepared, connections].map(|it| it.load(Ordering::SeqCst));
     assert!((1..=connections).contains(&prepared), "{prepared}");
