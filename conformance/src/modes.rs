@@ -2,7 +2,7 @@
 
 use std::panic::resume_unwind;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
     AcquireOptions, Capability, ErrorKind, LockGuard, LockKeeper, Mode, Permit, Semaphore,
@@ -119,12 +119,22 @@ pub(crate) fn take_shared(keeper: &LockKeeper, name: &str) -> LockGuard {
     taken.unwrap_or_else(|error| panic!("{name:?} was not granted: {error:?}"))
 }
 
+/// Makes one attempt. It is repeated where its reply comes too late, on a busy machine. Another error fails the case.
+pub(crate) fn attempt_in(keeper: &LockKeeper, name: &str, mode: Mode) -> Option<LockGuard> {
+    const LATE: Duration = Duration::from_secs(10);
+    let ends = Instant::now() + LATE;
+    loop {
+        match keeper.acquire(name, &in_mode(mode).wait(Duration::ZERO)) {
+            Ok(answer) => return answer,
+            Err(error) if error.is_retryable() && Instant::now() < ends => {}
+            Err(error) => panic!("the attempt was neither busy nor granted: {error:?}"),
+        }
+    }
+}
+
 /// Returns whether one attempt of this keeper is not granted. An error fails the case.
 pub(crate) fn is_busy_in(keeper: &LockKeeper, name: &str, mode: Mode) -> bool {
-    let answer = keeper.acquire(name, &in_mode(mode).wait(Duration::ZERO));
-    let answer = answer
-        .unwrap_or_else(|error| panic!("the attempt was neither busy nor granted: {error:?}"));
-    answer.is_none()
+    attempt_in(keeper, name, mode).is_none()
 }
 
 /// Checks that a name is busy for longer than `ttl`. A busy server may say late that a wait is over, and after a long wait that

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
     AcquireOptions, Capability, ErasedLease, Error, HostInstant, LeasePolicy, LockGuard,
-    LockKeeper, LockKeeperBuilder, LockProvider, Released, Renewal, Wait,
+    LockKeeper, LockKeeperBuilder, LockProvider, Mode, Released, Renewal, Wait,
 };
 
 use crate::child::ChildSpec;
 use crate::child_process::ChildProcess;
 use crate::fixture::{Fixture, Loss, Restore};
-use crate::modes::granted;
+use crate::modes::{granted, is_busy_in};
 use crate::recorder::EventRecorder;
 use crate::run::Suite;
 use crate::tap::{Fault, Tap};
@@ -254,10 +254,7 @@ pub(crate) fn take_with(keeper: &LockKeeper, name: &str, lease: LeasePolicy) -> 
 
 /// Returns whether one attempt of this keeper finds the name busy. An error fails the case.
 pub(crate) fn is_busy(keeper: &LockKeeper, name: &str) -> bool {
-    let answer = keeper.try_lock(name);
-    let answer = answer
-        .unwrap_or_else(|error| panic!("the attempt was neither busy nor granted: {error:?}"));
-    answer.is_none()
+    is_busy_in(keeper, name, Mode::Exclusive)
 }
 
 fn missing(hook: &str) -> Skip {

@@ -1,11 +1,10 @@
 //! Rule 7: two different strings are two different locks.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use lockkeeper_core::{LockKeeper, Mode};
 
-use crate::modes::{in_mode, is_busy_in};
+use crate::modes::{attempt_in, is_busy_in};
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 
 /// Strings that some store confuses with each other or refuses.
@@ -42,8 +41,7 @@ pub(super) fn different_strings_are_different_locks(rig: &Rig<'_>) -> Outcome {
     let (keeper, other) = (rig.keeper(), rig.keeper());
     let mut guards = Vec::new();
     for name in &names {
-        let guard = keeper.try_lock(name);
-        let guard = guard.unwrap_or_else(|error| panic!("{name:?}: {error:?}"));
+        let guard = attempt_in(&keeper, name, Mode::Exclusive);
         guards.push(guard.unwrap_or_else(|| panic!("{name:?} is confused with another name")));
     }
     for name in &names {
@@ -89,8 +87,7 @@ pub(super) fn permits_of_a_string_are_not_the_lock_of_another(rig: &Rig<'_>) -> 
     let mut held = Vec::new();
     for name in &names {
         for mode in [Mode::Exclusive, permit] {
-            let guard = keeper.acquire(name, &in_mode(mode).wait(Duration::ZERO));
-            let guard = guard.unwrap_or_else(|error| panic!("{name:?} {mode}: {error:?}"));
+            let guard = attempt_in(&keeper, name, mode);
             held.push(guard.unwrap_or_else(|| panic!("the {mode} lock of {name:?} is held")));
         }
     }
@@ -128,7 +125,7 @@ pub(super) fn namespaces_are_separate(rig: &Rig<'_>) -> Outcome {
         |namespace: &str| -> LockKeeper { build(rig.builder_on(rig.provider_in(namespace))) };
     let mut guards = Vec::new();
     for (namespace, name) in &pairs {
-        let guard = keeper(namespace).try_lock(name).expect("the store replies");
+        let guard = attempt_in(&keeper(namespace), name, Mode::Exclusive);
         guards.push(
             guard.unwrap_or_else(|| {
                 panic!("{name:?} in {namespace:?} is confused with another lock")

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{ErrorKind, LockKeeper, Mode, Permit, Released};
 
-use crate::modes::{is_busy_in, semaphore, take_permit, take_shared};
+use crate::modes::{attempt_in, is_busy_in, semaphore, take_permit, take_shared};
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 use crate::tap::Fault;
@@ -37,11 +37,8 @@ pub(super) fn permits_have_the_smallest_free_slots(rig: &Rig<'_>) -> Outcome {
     let slots = |permits: &[Permit]| permits.iter().map(Permit::slot).collect::<Vec<_>>();
     assert_eq!(slots(&permits), [0, 1, 2, 3]);
     for keeper in &keepers {
-        let further = semaphore(keeper, "a", LIMIT).try_acquire();
-        assert!(
-            matches!(further, Ok(None)),
-            "{further:?} beside {permits:?}"
-        );
+        let further = attempt_in(keeper, "a", Mode::Permit { limit: LIMIT });
+        assert!(further.is_none(), "{further:?} beside {permits:?}");
     }
     let (ended, mut permits): (Vec<_>, Vec<_>) = permits
         .into_iter()

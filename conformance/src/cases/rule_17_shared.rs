@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, LockGuard, LockKeeper, Mode, Released, WaitOutcome};
 
-use crate::modes::{granted, in_mode, is_busy_in, take_in, take_shared};
+use crate::modes::{attempt_in, granted, in_mode, is_busy_in, take_in, take_shared};
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 
@@ -19,7 +19,7 @@ pub(super) fn readers_of_several_keepers_hold_together(rig: &Rig<'_>) -> Outcome
     let keepers = [rig.keeper(), rig.keeper(), rig.keeper()];
     let read = |keeper| (0..5).map(|_| take_shared(keeper, "a")).collect::<Vec<_>>();
     let mut guards: Vec<_> = keepers.iter().flat_map(read).collect();
-    guards.extend(keepers[0].try_lock_shared("a").expect("the store replies"));
+    guards.extend(attempt_in(&keepers[0], "a", Mode::Shared));
     assert_eq!(guards.len(), 16, "an attempt is granted beside readers");
     let first = guards.pop();
     for keeper in &keepers {
@@ -30,8 +30,8 @@ pub(super) fn readers_of_several_keepers_hold_together(rig: &Rig<'_>) -> Outcome
     drop(first);
     let writing = take(&keepers[2], "a");
     for keeper in &keepers {
-        let read = keeper.try_lock_shared("a");
-        assert!(matches!(read, Ok(None)), "{read:?} beside a writer");
+        let read = attempt_in(keeper, "a", Mode::Shared);
+        assert!(read.is_none(), "{read:?} beside a writer");
     }
     drop(writing);
     rig.nothing_left();
@@ -132,7 +132,7 @@ fn writer_is_before_late_reader(rig: &Rig<'_>, is_of_reader: bool) -> bool {
         let writing = sender.clone();
         scope.spawn(move || enter(writer, Mode::Exclusive, "writer", &writing));
         writer_waits.wait_for(Event::Contended, 1);
-        let attempt = writer.try_lock_shared("a").expect("the store replies");
+        let attempt = attempt_in(writer, "a", Mode::Shared);
         assert!(attempt.is_none(), "a thread of the process waits to write");
         // The provider calls `contended` before it queues in the store.
         rig.until("a reader is held back", || {
