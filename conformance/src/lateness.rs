@@ -15,16 +15,18 @@ const LONGEST: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Measures on a thread of its own until it is dropped.
-struct Lateness(Arc<Measured>);
+pub(crate) struct Lateness(Arc<Measured>);
 
 #[derive(Default)]
 struct Measured {
     is_over: AtomicBool,
+    pauses: AtomicU64,
+    all_nanos: AtomicU64,
     longest_nanos: AtomicU64,
 }
 
 impl Lateness {
-    fn measure() -> Self {
+    pub(crate) fn measure() -> Self {
         let measured = Arc::<Measured>::default();
         let lateness = Self(Arc::clone(&measured));
         thread::spawn(move || {
@@ -33,10 +35,18 @@ impl Lateness {
                 thread::sleep(PAUSE);
                 let late = began.elapsed().saturating_sub(PAUSE).as_nanos();
                 let late = u64::try_from(late).unwrap_or(u64::MAX);
+                measured.pauses.fetch_add(1, Ordering::Relaxed);
+                measured.all_nanos.fetch_add(late, Ordering::Relaxed);
                 measured.longest_nanos.fetch_max(late, Ordering::Relaxed);
             }
         });
         lateness
+    }
+
+    /// Returns how late threads are on the average.
+    pub(crate) fn mean(&self) -> Duration {
+        let pauses = self.0.pauses.load(Ordering::Relaxed).max(1);
+        Duration::from_nanos(self.0.all_nanos.load(Ordering::Relaxed) / pauses)
     }
 
     fn longest(&self) -> Duration {

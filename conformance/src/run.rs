@@ -181,7 +181,8 @@ impl Run {
         }
         let mut arguments = Arguments::from_args();
         // More threads than processors: cases mostly wait.
-        arguments.test_threads.get_or_insert(16);
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        arguments.test_threads.get_or_insert(4 * processors);
         let mut trials: Vec<Trial> = Vec::new();
         for case in TABLE {
             trials.extend(self.suites.iter().map(|suite| suite.trial(case)));

@@ -6,17 +6,20 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{AcquireOptions, CancelToken, LockKeeper, Mode};
 
+use crate::lateness::Lateness;
 use crate::modes::{Pair, is_busy_in, take_in};
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, take};
 
 /// How often the name goes from one keeper to the other.
-const CHANGES: usize = 40;
+const CHANGES: usize = 50;
 /// The limit for all changes. Polling at the allowed bound of 1 s, with jitter, takes at least twice
 /// as long as this.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(25);
 /// How many uncontended locks a change may cost on a machine that is too busy for the limit.
 const LOCKS_A_CHANGE: u32 = 10;
+/// How often a thread may be late in a change.
+const THREADS_A_CHANGE: u32 = 20;
 
 /// The time that the changes take, and that of uncontended locks in between.
 struct Pace {
@@ -26,6 +29,7 @@ struct Pace {
     began: Instant,
     locks: u32,
     locking: Duration,
+    lateness: Lateness,
 }
 
 impl Pace {
@@ -36,6 +40,7 @@ impl Pace {
             began: Instant::now(),
             locks: 0,
             locking: Duration::ZERO,
+            lateness: Lateness::measure(),
         }
     }
 
@@ -49,9 +54,9 @@ impl Pace {
             self.locks += 1;
         }
         let all = u32::try_from(CHANGES).expect("it is small");
-        let limit = self
-            .limit
-            .max(self.locking / self.locks * LOCKS_A_CHANGE * all);
+        let lock = self.locking / self.locks;
+        let change = lock * LOCKS_A_CHANGE + self.lateness.mean() * THREADS_A_CHANGE;
+        let limit = self.limit.max(change * all);
         let took = self.began.elapsed() - self.locking;
         assert!(
             took < limit,
