@@ -16,6 +16,11 @@ use crate::temp_file::TempFile;
 /// How long a holder works, so that holds overlap where the mode permits it.
 const WORK: Duration = Duration::from_millis(1);
 
+/// How long a holder waits for all others before it, on a busy machine.
+const WAIT: Duration = Duration::from_secs(300);
+
+const TIMED_OUT: &str = "busy until the end of the wait";
+
 /// A history that is empty at first.
 pub(crate) struct History(TempFile);
 
@@ -69,15 +74,15 @@ fn hold(keeper: &LockKeeper, name: &str, mode: Mode, path: &Path) -> Result<(), 
         append(&mut file, "-", hold)
     };
     let failed = |error: Error| format!("{error:?}");
+    let options = AcquireOptions::new().wait(WAIT);
     if let Mode::Permit { limit } = mode {
         let semaphore = keeper.semaphore(name, limit).map_err(failed)?;
-        let permit = semaphore.acquire().map_err(failed)?;
+        let permit = semaphore.acquire_with(&options).map_err(failed)?;
+        let permit = permit.ok_or(TIMED_OUT)?;
         return record(permit.slot(), permit.token().get());
     }
-    let guard = keeper.acquire(name, &AcquireOptions::new().mode(mode));
-    let guard = guard
-        .map_err(failed)?
-        .ok_or("busy until the end of the wait")?;
+    let guard = keeper.acquire(name, &options.mode(mode)).map_err(failed)?;
+    let guard = guard.ok_or(TIMED_OUT)?;
     record(0, guard.token().get())
 }
 
