@@ -66,7 +66,8 @@ pub(crate) struct Found {
     pub(crate) longest_excused: u64,
     /// The longest time without a grant in each time in which there had to be some, in nanoseconds.
     pub(crate) gaps: Vec<u64>,
-    /// How soon each guard was told of a loss that the store knew of, in nanoseconds.
+    /// How soon each guard was told of a loss that the store knew of, in nanoseconds, without the longest time in which
+    /// the store granted nothing.
     pub(crate) told: Vec<u64>,
 }
 
@@ -131,8 +132,10 @@ impl Checker {
                 found.add(Rule::Stalled, Evidence::Text(text));
             }
         }
-        found.told.clone_from(&noted.told);
-        for told in noted.told.iter().filter(|told| **told > TOLD) {
+        let told = noted.told.iter();
+        let told = told.map(|it| it.length_with_grants(&history.grants));
+        found.told = told.collect();
+        for told in found.told.clone().into_iter().filter(|told| *told > TOLD) {
             let text = format!("a guard was told of its loss after {} ms", told / 1_000_000);
             found.add(Rule::ToldLate, Evidence::Text(text));
         }
@@ -396,26 +399,32 @@ mod tests {
     #[test]
     fn stall_beside_a_fault_and_a_loss_told_late_are_found() {
         let history = History {
-            grants: vec![grant(128, STALL, Some(STALL))],
+            grants: (1..=2 * STALL / TOLD)
+                .map(|number| (128 * number, number * TOLD / 2))
+                .map(|(token, at)| grant(token, at, Some(at)))
+                .collect(),
             ..History::default()
         };
+        let until = |to| Watched {
+            kind: "stopped",
+            names: None,
+            from: 0,
+            to,
+        };
         let check = |to, told| {
-            let watched = Watched {
-                kind: "stopped",
-                names: None,
-                from: 0,
-                to,
-            };
             let noted = Noted {
-                watched: vec![watched],
-                told: vec![told],
+                watched: vec![until(to)],
+                told: vec![until(told)],
                 ..Noted::default()
             };
             rules(&Checker::new(TTL).check(&history, &noted))
         };
-        assert_eq!(check(2 * STALL, TOLD), []);
-        assert_eq!(check(2 * STALL + 1, TOLD), [Rule::Stalled]);
-        assert_eq!(check(2 * STALL, TOLD + 1), [Rule::ToldLate]);
+        // The store granted something every half of that time.
+        let late = TOLD + TOLD / 2;
+        assert_eq!(check(2 * STALL, late), []);
+        assert_eq!(check(2 * STALL + 1, late), [Rule::Stalled]);
+        assert_eq!(check(2 * STALL, late + 1), [Rule::ToldLate]);
+        assert_eq!(check(2 * STALL, 2 * STALL), [Rule::ToldLate]);
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(crate) struct Journal {
     faults: Mutex<Vec<Fault>>,
     forgot: Mutex<Vec<Forgot>>,
     watched: Mutex<Vec<Watched>>,
-    told: Mutex<Vec<u64>>,
+    told: Mutex<Vec<Watched>>,
 }
 
 /// What a round's journal says in the end.
@@ -44,8 +44,8 @@ pub(crate) struct Noted {
     pub(crate) faults: Vec<Fault>,
     pub(crate) forgot: Vec<Forgot>,
     pub(crate) watched: Vec<Watched>,
-    /// How soon each guard was told of a loss that the store knew of, in nanoseconds.
-    pub(crate) told: Vec<u64>,
+    /// From each loss that the store knew of until its guard was told.
+    pub(crate) told: Vec<Watched>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -73,9 +73,9 @@ impl Journal {
         Ok(())
     }
 
-    /// Notes how soon a guard was told of its loss.
-    fn told(&self, after: Duration) {
-        lock(&self.told).push(nanos(after));
+    /// Notes the time from a loss until its guard was told.
+    fn told(&self, until_told: Watched) {
+        lock(&self.told).push(until_told);
     }
 
     /// Returns what was noted.

@@ -56,7 +56,8 @@ pub(crate) fn find(store: &Store, key: &str, names: u32, ttl: Duration) -> io::R
     drop(keeper);
     found.attempts.ended = now();
     let mut entries = store.entries()?;
-    let limit = Instant::now() + BEHIND;
+    // What a request was granted that came late ends by then.
+    let limit = Instant::now() + ttl + BEHIND;
     while !entries.is_empty() && Instant::now() < limit {
         thread::sleep(Duration::from_millis(10));
         entries = store.entries()?;

@@ -20,6 +20,11 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
+    /// Returns how long this is, without the longest time without a grant.
+    pub(crate) fn length_with_grants(&self, grants: &[Grant]) -> u64 {
+        self.to - self.from - self.longest_gap(grants)
+    }
+
     /// Returns the longest time without a grant.
     pub(crate) fn longest_gap(&self, grants: &[Grant]) -> u64 {
         let concerns = |grant: &&Grant| {

@@ -1,5 +1,7 @@
 //! Losses in a row: an operator takes names from one keeper, one soon after the other. How soon the guards are told is
-//! counted without the time for which the machine is too busy to run a thread, as this program's own timers show it.
+//! counted without the time for which the machine is too busy to run a thread, as this program's own timers show it. It is
+//! counted without the time in which the store grants nothing, too: a worker that is stopped while it writes silences a
+//! SQLite file.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +13,8 @@ use lockkeeper::clock::{Clock as _, SystemClock};
 use lockkeeper::{LockGuard, LockKeeper};
 
 use super::{Lane, lock};
-use crate::log::nanos;
+use crate::log::{nanos, now};
+use crate::watched::Watched;
 
 /// How many names are taken, and how soon one after the other.
 pub(crate) const LOSSES: usize = 30;
@@ -25,7 +28,7 @@ const QUEUED: Duration = Duration::from_millis(300);
 
 /// The threads and processes that a loss passes by on its way to the guard: the session, the thread that sees its end, a
 /// worker, the server that it asks, and the worker again. Each may run as late as a timer of this program does.
-const HOPS: u32 = 5;
+const HOPS: u64 = 5;
 
 /// How long a call for a name may take.
 const CALL: Duration = Duration::from_secs(2);
@@ -59,32 +62,36 @@ pub(super) fn run(lane: &Lane<'_>, url: &str) -> io::Result<()> {
         is_over.store(true, Ordering::Relaxed);
         told
     });
-    let late = Duration::from_nanos(late.into_inner()) * HOPS;
-    for after in told {
-        lane.journal.told(after.saturating_sub(late));
+    let late = late.into_inner() * HOPS;
+    for (from, to) in told {
+        lane.journal.told(Watched {
+            kind: "losses in a row",
+            names: None,
+            from,
+            to: to.saturating_sub(late).max(from),
+        });
     }
     Ok(())
 }
 
-/// Takes the names one soon after the other. Returns how soon each guard was told.
-fn take_all(lane: &Lane<'_>, operator: &LockKeeper, guards: &[LockGuard]) -> Vec<Duration> {
+/// Takes the names one soon after the other. Returns when each was taken, and when its guard was told.
+fn take_all(lane: &Lane<'_>, operator: &LockKeeper, guards: &[LockGuard]) -> Vec<(u64, u64)> {
     let lost: Vec<_> = guards.iter().map(note_loss).collect();
     let mut taken = Vec::new();
     for (guard, lost) in guards.iter().zip(&lost) {
         let next = Instant::now() + APART;
         if guard.is_held() && take(operator, guard) {
-            taken.push((Instant::now(), lost));
+            taken.push((now(), lost));
         }
         if !lane.pause_for(next.saturating_duration_since(Instant::now())) {
             break;
         }
     }
     let told = taken.into_iter().map(|(at, lost)| {
-        while lock(lost).is_none() && at.elapsed() < CALL {
+        while lock(lost).is_none() && now() < at + nanos(CALL) {
             thread::sleep(Duration::from_millis(1));
         }
-        let told = lock(lost).unwrap_or_else(Instant::now);
-        told.saturating_duration_since(at)
+        (at, lock(lost).unwrap_or_else(now).max(at))
     });
     told.collect()
 }
@@ -107,12 +114,12 @@ fn acquire(keeper: &LockKeeper, number: usize) -> Option<LockGuard> {
 }
 
 /// Returns the time at which a guard is told of its loss, as soon as there is one.
-fn note_loss(guard: &LockGuard) -> Arc<Mutex<Option<Instant>>> {
+fn note_loss(guard: &LockGuard) -> Arc<Mutex<Option<u64>>> {
     let lost = Arc::new(Mutex::new(None));
     let noted = Arc::clone(&lost);
     guard
         .lost_signal()
-        .on_lost(move || *lock(&noted) = Some(Instant::now()));
+        .on_lost(move || *lock(&noted) = Some(now()));
     lost
 }
 
