@@ -1,6 +1,9 @@
 //! Which failures begin an outage, and which replies end it.
 
+use std::thread;
+
 use super::*;
+use crate::clock::{Clock, ManualClock};
 
 const AT: HostInstant = HostInstant::from_nanos(60_000_000_000);
 const LATER: Duration = Duration::from_secs(60);
@@ -169,4 +172,36 @@ fn slow_store_is_silent_until_a_release_is_quick() {
         assert_eq!(gate.is_silent(), is_slow);
         assert!(!gate.is_in_doubt());
     }
+}
+
+#[test]
+fn parked_acquisition_that_ends_leaves_the_prober_to_ask() {
+    let (gate, clock) = (OutageGate::new(), ManualClock::new());
+    fail(
+        &gate,
+        ErrorKind::Unavailable,
+        Asked::ForName,
+        millis(0),
+        LATER,
+    );
+    let mut prober = Rider::new(&gate);
+    assert!(prober.failed());
+    thread::scope(|scope| {
+        let parked = scope.spawn(|| {
+            let limits = Limits {
+                clock: &clock,
+                until: clock.now() + LATER,
+                cancel: None,
+            };
+            Rider::new(&gate).wait(&limits, 0)
+        });
+        while lock(&gate.state).parked.is_empty() {
+            thread::yield_now();
+        }
+        clock.advance(2 * LATER);
+        gate.unpark_all();
+        assert!(parked.join().unwrap().is_err());
+    });
+    let state = lock(&gate.state);
+    assert_eq!(state.outage.as_ref().unwrap().prober, prober.ticket);
 }
