@@ -3,10 +3,14 @@
 //! Redis counts the epochs of a namespace together, so a proposal for one name can be too small for another one's.
 //! The lead is measured when the answer comes. Measured from the proposal, it would grow with each pair of
 //! proposals that cross, and tokens would leave the clocks.
+//!
+//! Refused proposers also raise each other's lead by what messages are late: with members that were slow for seconds, by
+//! 13 s in two minutes. Tokens that are ahead of the clocks would fall back when the members forget them. So a lead ends
+//! with time: proposals grow by three quarters of the time until the clock has caught up with them.
 
 use std::time::SystemTime;
 
-use lockkeeper_core::epoch_at;
+use lockkeeper_core::{epoch_at, epochs_in};
 
 /// Chooses epochs that follow the wall clock and are larger than all that the members have told.
 #[derive(Debug, Default)]
@@ -16,17 +20,21 @@ pub(crate) struct Epochs {
     /// How far the epochs of the members are ahead of the wall clock of this host. Where the clock of another
     /// proposer is ahead, only the first proposals are refused.
     ahead: u64,
+    /// When the lead was last lowered.
+    lowered: Option<SystemTime>,
 }
 
-/// By how much each proposal lowers the lead over the wall clock: 61 µs. Refused proposers raise each other's lead by
-/// what messages are late.
-const LOWERED: u64 = 1 << 10;
+/// Which part of the time since the last proposal lowers the lead. All proposers lower theirs alike, however often they
+/// propose, so that proposals that cross are still in the order of time.
+const LOWERED: u64 = 4;
 
 impl Epochs {
     /// Returns the next proposal, which is not smaller than `least`.
     pub(crate) fn next(&mut self, now: SystemTime, least: u64) -> u64 {
+        let since = self.lowered.replace(now).map(|at| now.duration_since(at));
+        let passed = epochs_in(since.and_then(Result::ok).unwrap_or_default());
+        self.ahead = self.ahead.saturating_sub(passed / LOWERED);
         let clock = epoch_at(now).saturating_add(self.ahead);
-        self.ahead = self.ahead.saturating_sub(LOWERED);
         self.last = whole(clock.max(self.last.saturating_add(1)).max(least));
         self.last
     }
@@ -58,9 +66,23 @@ mod tests {
         assert_eq!(epochs.next(at(9), 0), epoch_at(at(10)) + 16);
         epochs.learn(epoch_at(at(30)), at(10));
         assert_eq!(epochs.next(at(10), 0), epoch_at(at(30)) + 16);
-        let later = epochs.next(at(15), 0);
-        assert!(later > epoch_at(at(35)) - 2 * LOWERED);
-        assert!(later <= epoch_at(at(35)));
-        assert_eq!(epochs.next(at(15), epoch_at(at(36))), epoch_at(at(36)));
+        assert_eq!(epochs.next(at(10), epoch_at(at(36))), epoch_at(at(36)));
+    }
+
+    #[test]
+    fn lead_over_the_clock_ends_with_time_and_proposals_grow_meanwhile() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let (mut often, mut seldom) = (Epochs::default(), Epochs::default());
+        for epochs in [&mut often, &mut seldom] {
+            epochs.next(at(10), 0);
+            epochs.learn(epoch_at(at(30)), at(10));
+        }
+        let proposals: Vec<_> = (10..=89).map(|second| often.next(at(second), 0)).collect();
+        assert!(proposals.windows(2).all(|pair| pair[0] < pair[1]));
+        let half = proposals[40];
+        assert_eq!(half, epoch_at(at(60)));
+        assert_eq!(seldom.next(at(50), 0), half);
+        assert_eq!(often.next(at(90), 0), epoch_at(at(90)));
+        assert_eq!(seldom.next(at(1000), 0), epoch_at(at(1000)));
     }
 }
