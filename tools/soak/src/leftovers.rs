@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::clock::{Clock as _, SystemClock};
-use lockkeeper::{AcquireOptions, LockKeeper};
+use lockkeeper::{AcquireOptions, Error, LockKeeper};
 
 use crate::guards::Guards;
 use crate::history::ProcessLog;
@@ -41,9 +41,9 @@ pub(crate) fn find(store: &Store, key: &str, names: u32, ttl: Duration) -> io::R
     thread::sleep(ttl + store.grace);
     let connections = store.connections()?;
     found.add("connection", connections);
-    let keeper = lockkeeper::open(&url).map_err(io::Error::other)?;
+    let keeper = retry(|| lockkeeper::open(&url)).map_err(io::Error::other)?;
     if let Some(admin) = keeper.admin() {
-        let held = admin.held(None, SystemClock.now() + Duration::from_secs(5));
+        let held = retry(|| admin.held(None, SystemClock.now() + Duration::from_secs(5)));
         let held = held.map_err(io::Error::other)?;
         found.add(
             "held name",
@@ -64,6 +64,17 @@ pub(crate) fn find(store: &Store, key: &str, names: u32, ttl: Duration) -> io::R
     }
     found.add("entry", entries);
     Ok(found)
+}
+
+/// Repeats what a store does not answer, since a busy machine may be late.
+fn retry<T>(mut ask: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    let limit = Instant::now() + Duration::from_secs(60);
+    loop {
+        match ask() {
+            Err(error) if error.is_retryable() && Instant::now() < limit => {}
+            answer => return answer,
+        }
+    }
 }
 
 impl Leftovers {
