@@ -3,9 +3,10 @@
 pub(crate) mod contended;
 mod deadline;
 mod late;
-pub(crate) mod messages;
+mod messages;
 mod opening;
 mod outage;
+pub(crate) mod servers;
 pub(crate) mod sessions;
 mod waiter;
 mod witness;
@@ -18,9 +19,9 @@ use std::time::Duration;
 use lockkeeper::{ErrorKind, LockGuard, LockKeeper, Released};
 use lockkeeper_testkit::{Proxy, Shared, StoreKind, TestServer, suite, until};
 
-pub(crate) use messages::{Memory, contend_during};
 pub(crate) use opening::{fake_server, refused};
 pub(crate) use outage::Told;
+pub(crate) use servers::{Memory, contend_during};
 pub(crate) use waiter::Waiter;
 pub(crate) use witness::Witness;
 
@@ -39,6 +40,7 @@ pub(crate) fn cases() -> Vec<Case> {
         late::CASES,
         &*deadline::cases(),
         outage::CASES,
+        &*servers::cases(),
     ]
     .concat()
 }

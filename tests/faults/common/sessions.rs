@@ -11,7 +11,7 @@ use lockkeeper::{
 };
 use lockkeeper_testkit::{Fault, Proxy, StoreKind, TestServer, until};
 
-use super::messages::{Memory, contend_during, urls_at};
+use super::servers::{Memory, contend_during, urls_at};
 use super::{Case, Keepers as _, WAIT_LIMIT, assert_closed, fake_server, refused, start};
 
 /// What other programs on the port of a server send, and how errors name the server.

@@ -18,7 +18,7 @@ use lockkeeper_testkit::{
 
 use super::Case;
 use super::relay::{Held, relay};
-use crate::common::messages::lose_all_leases;
+use crate::common::servers::lose_all_leases;
 use crate::common::{Keepers, Memory, WAIT_LIMIT, Witness, contend_during, opened};
 
 pub(super) const CASES: &[Case] = cases![

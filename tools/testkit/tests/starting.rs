@@ -101,9 +101,10 @@ fn clean_server_is_used_again(kind: StoreKind) {
     assert_ne!(pid_of(&*second), pid, "the first one is in use");
     let longer = second.to_arc();
     drop((first, second));
-    let first = take();
-    assert_eq!(pid_of(&*first), pid, "the other one is still used");
-    assert_ne!(pid_of(&*longer), pid);
+    let (first, other) = (take(), take());
+    assert_eq!(pid_of(&*first), pid);
+    assert_ne!(pid_of(&*other), pid_of(&*longer), "it is still used");
+    drop(other);
     let panicked = thread::spawn(move || {
         let _used = first;
         std::panic::resume_unwind(Box::new("as a test does"));
