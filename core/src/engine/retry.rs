@@ -245,14 +245,19 @@ mod tests {
     /// The first retry follows at once, and the others do not.
     #[test]
     fn retries_pause() {
-        let clock = ManualClock::new();
-        let mut retry = Retry::new(limits(&clock), clock.now());
-        let began = Instant::now();
-        for _ in 0..4 {
-            retry.pause(&error(ErrorKind::Unknown), None).unwrap();
+        let (clock, gate) = (ManualClock::new(), OutageGate::new());
+        for rides_out in [false, true] {
+            let mut retry = Retry::new(limits(&clock), clock.now());
+            if rides_out {
+                retry.ride_out(&gate);
+            }
+            let began = Instant::now();
+            for _ in 0..4 {
+                retry.pause(&error(ErrorKind::Unknown), None).unwrap();
+            }
+            let shortest = Duration::from_millis(5 + 10 + 20);
+            assert!(began.elapsed() >= shortest);
         }
-        let shortest = Duration::from_millis(5 + 10 + 20);
-        assert!(began.elapsed() >= shortest);
     }
 
     /// Which failures another attempt follows, and what the last one means.

@@ -24,6 +24,7 @@ mod modes;
 mod outage;
 mod reentrant;
 mod renewal;
+mod renewal_ahead;
 mod reports;
 mod retry;
 mod schedule;
