@@ -1,5 +1,8 @@
 //! Waits that end while the lease of the last holder goes back to the store.
 
+use std::thread;
+use std::time::Duration;
+
 use lockkeeper_core::{AcquireOptions, ErrorKind};
 
 use crate::answers::Releases;
@@ -16,7 +19,7 @@ fn wait_that_ends_during_a_release_that_its_holder_waits_for_is_busy() {
     let waiting = spawn_acquire(&keeper, "a", AcquireOptions::new().wait(3 * SECOND));
     events.expect(Event::Contended);
     store.releases(Releases::Hang);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let release = scope.spawn(|| guard.release());
         store.wait_for("a", "release", 1);
         store.clock.advance(3 * SECOND);
@@ -37,7 +40,7 @@ fn attempt_behind_a_release_of_the_keeper_ends_when_that_fails() {
     store.releases(Releases::Hang);
     drop(guard);
     store.wait_for("a", "release", 1);
-    let attempt = spawn_acquire(&keeper, "a", AcquireOptions::new().wait(0 * SECOND));
+    let attempt = spawn_acquire(&keeper, "a", AcquireOptions::new().wait(Duration::ZERO));
     give_time();
     store.releases(Releases::Unreachable);
     eventually("the attempt ends", || attempt.is_finished());
