@@ -47,8 +47,8 @@ fn lock_costs_two_statements(kind: MySqlKind) {
         || {
             let before = questions();
             for _ in 0..100 {
-            lock();
-        }
+                lock();
+            }
             let cost = questions() - before - own;
             assert!(cost >= 200, "{cost}");
             cost == 200
