@@ -7,7 +7,7 @@ use std::sync::Arc;
 #[cfg(feature = "proxy")]
 use super::{RedisCluster, SentinelSet};
 use super::{RedisKind, RedisOptions, RedisServer, Reply};
-use crate::daemon::Daemon;
+use crate::daemon::{self, Daemon};
 use crate::test_server::{EndFault, Facts, TestServer, not_held};
 
 /// A time after which nothing is replaced.
@@ -182,7 +182,11 @@ impl<S: RedisServers> TestServer for S {
             self.members().into_iter().try_for_each(|server| {
                 let port = server.addr().port().to_string();
                 let set = ["CONFIG", "SET", "port", &port];
-                server.command(&set).map(drop)
+                // Another process may have the port for a moment.
+                daemon::retry_on_former_port(|| {
+                    let set = server.command(&set).map(drop);
+                    set.map_err(|error| io::Error::new(io::ErrorKind::AddrInUse, error))
+                })
             })
         }))
     }
