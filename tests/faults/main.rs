@@ -27,13 +27,9 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 
 #[cfg(unix)]
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Trial;
 #[cfg(unix)]
 use lockkeeper_testkit::{StoreKind, suite, until};
-
-/// How many cases run at a time unless `--test-threads` says otherwise; most of a case is waiting.
-#[cfg(unix)]
-const THREADS: usize = 16;
 
 /// Mixes the trials of all kinds, so that not too many servers of one kind run at a time.
 #[cfg(unix)]
@@ -111,9 +107,7 @@ fn main() -> ExitCode {
     let mut trials = own();
     trials.extend(on_each(&session_stores, common::sessions::cases()));
     trials.extend(on_each(&servers, common::cases()));
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(THREADS);
-    let conclusion = libtest_mimic::run(&arguments, mixed(trials));
+    let conclusion = libtest_mimic::run(&suite::arguments(), mixed(trials));
     if !conclusion.has_failed() {
         until("the threads of all keepers have ended", || {
             !common::threads_run()

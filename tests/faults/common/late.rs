@@ -125,7 +125,8 @@ fn wait_that_ends_before_a_late_reply_is_busy(kind: StoreKind) {
         }
     };
     for _ in 0..2 {
-        until("a wait ends as busy", ends_as_busy);
+        // Its last request may come before the delay, or after the deadline.
+        assert!((0..40).any(|_| ends_as_busy()), "a wait ends as busy");
     }
     held.release().unwrap();
     drop(slow.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap());

@@ -1,5 +1,6 @@
 //! The process, the folder and the log that every server has.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fmt;
 use std::fs;
@@ -21,7 +22,7 @@ use crate::watchdog::Watchdog;
 pub(crate) const START: Duration = Duration::from_secs(90);
 
 /// How many ports are tried when another process takes the chosen one first.
-const PORTS: usize = 20;
+const PORTS: usize = 50;
 
 /// Below what Linux takes for outgoing connections by default (`net.ipv4.ip_local_port_range`), so that a server finds its port
 /// free after a restart.
@@ -210,17 +211,33 @@ impl fmt::Debug for Daemon {
     }
 }
 
+/// How many ports one process takes its own from.
+const OWN_PORTS: u16 = 1_000;
+
 /// Returns different ports that were free just now. Another process may take one before the server does.
+///
+/// A test closes the port of a server for a while, and another test's server would take it: so each process has ports of its
+/// own, as far as there are, and uses none again before it has used most of them.
 pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
+    static USED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let slices = (SERVER_PORTS.end - SERVER_PORTS.start) / OWN_PORTS;
+    let slice = u16::try_from(std::process::id() % u32::from(slices)).unwrap_or_default();
+    let first = SERVER_PORTS.start + slice * OWN_PORTS;
+    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    if used.len() + N > usize::from(OWN_PORTS) * 3 / 4 {
+        used.clear();
+    }
     let mut ports = [0; N];
-    // All ports are bound at once, so that they differ.
-    let mut held = Vec::with_capacity(N);
     for port in &mut ports {
         let listener = retry_on_taken_port(|| {
-            TcpListener::bind((Ipv4Addr::LOCALHOST, fastrand::u16(SERVER_PORTS)))
+            let port = fastrand::u16(first..first + OWN_PORTS);
+            match used.contains(&port) {
+                true => Err(io::ErrorKind::AddrInUse.into()),
+                false => TcpListener::bind((Ipv4Addr::LOCALHOST, port)),
+            }
         })?;
         *port = listener.local_addr()?.port();
-        held.push(listener);
+        used.insert(*port);
     }
     Ok(ports)
 }
