@@ -1,11 +1,11 @@
 //! The steps by which a request is granted, waits, or is busy.
 //!
 //! Attempts do not use `/v3/lock/lock`. It blocks a connection for each waiter, and has neither shared locks nor
-//! permits. The server names its key, so after a lost reply it is unknown which key is whose.
+//! permits. The server names its key, so a lost reply leaves the key of that waiter unknown.
 //!
 //! The epoch is a base plus the revision of the grant. Revisions begin at 1 in a new cluster, so the base is the
 //! clock at the last opening minus the revision then. A restored snapshot has the former base with smaller
-//! revisions. A grant whose epoch is not above the provider's earlier ones shows that, and the base is raised.
+//! revisions. If the epoch of a grant is not above the earlier ones, the base is raised.
 
 use std::time::Duration;
 

@@ -38,7 +38,7 @@ const CROWDS: [Crowd; 3] = [
     },
 ];
 
-/// Returns the crowds whose modes the store has.
+/// Returns the crowds for the modes that the store supports.
 fn crowds(rig: &Rig<'_>) -> Vec<&'static Crowd> {
     let has_modes = |crowd: &&Crowd| crowd.modes.iter().all(|mode| rig.has_mode(*mode));
     CROWDS.iter().filter(has_modes).collect()

@@ -42,7 +42,7 @@ fn granted(provider: &RedisProvider, mode: Mode) -> Lease {
 
 type Waiting = JoinHandle<Result<(LockGuard, LockKeeper), Error>>;
 
-/// Has a keeper of its own wait for `a`, and returns when it is queued.
+/// Starts a keeper that waits for `a`, and returns when it is queued.
 fn start_waiter(server: &RedisServer, key: &str, mode: Mode) -> Waiting {
     let before = waiting_at(server, key);
     let keeper = open(&server.url(), "wait=60s&ttl=60s");

@@ -1,7 +1,7 @@
 //! The connection of a provider, and the rules for all connections of one process: SQLite shares
 //! descriptors, locks and the `-shm` file between them.
 //!
-//! Before a connection is opened, all whose files are gone are closed. Afterwards the files on disk must be those
+//! Before a connection is opened, the connections to deleted files are closed. Afterwards the files on disk must be those
 //! that the process has open (`/proc/self/fd`), or the answer is `Unavailable`. Otherwise two processes could hold
 //! one name.
 

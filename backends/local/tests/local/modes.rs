@@ -108,7 +108,7 @@ impl<S: TestStore> Rig<S> {
             .unwrap()
     }
 
-    /// Has a keeper of its own wait for the name, and waits until it is queued.
+    /// Starts a keeper that waits for the name, and returns when it is queued.
     fn queue(&self, options: AcquireOptions) -> JoinHandle<Result<LockGuard, Error>> {
         let (keeper, before) = (self.keeper(), self.waiting());
         let waiting = thread::spawn(move || Ok(keeper.acquire("seat", &options)?.unwrap()));
