@@ -1,8 +1,10 @@
 //! One set of keys, from a URL, from the environment, from a config file or from code.
 
+pub(crate) mod driver;
 mod keys;
 mod parsed;
 mod sources;
+pub(crate) mod url;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,10 +13,10 @@ use std::time::Duration;
 
 use crate::capabilities::Capability;
 use crate::clock::{Clock, SystemClock};
+use crate::config::url::StoreUrl;
+use crate::engine::observer::{Notifier, Observer};
 use crate::error::{Error, ErrorKind};
-use crate::observer::{Notifier, Observer};
 use crate::options::{LeasePolicy, Outage, Wait};
-use crate::url::StoreUrl;
 
 pub(crate) use keys::MAX_HOLD;
 pub use keys::{COMMON_KEYS, Key, KeySpec, KeyValue, MEMBER, Takes};

@@ -16,6 +16,7 @@ mod holds;
 pub(crate) mod lock_all;
 mod name_state;
 mod names_in_use;
+pub(crate) mod observer;
 pub(crate) mod opening;
 mod outage;
 mod parts;
@@ -27,8 +28,10 @@ mod renewal;
 mod replies;
 mod report;
 pub(crate) mod retry;
+pub(crate) mod timer;
 pub(crate) mod verify;
 mod waiter;
+mod workers;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -37,13 +40,13 @@ use std::time::Duration;
 
 use crate::capabilities::Capabilities;
 use crate::clock::Clock;
+use crate::contract::provider::LockProvider;
+use crate::engine::observer::Notifier;
+use crate::engine::timer::Timer;
+use crate::engine::workers::Workers;
 use crate::error::Error;
 use crate::name::LockName;
-use crate::observer::Notifier;
 use crate::options::Settings;
-use crate::provider::LockProvider;
-use crate::timer::Timer;
-use crate::workers::Workers;
 
 use background::BackgroundUse;
 use background_release::BackgroundReleases;

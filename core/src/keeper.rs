@@ -1,21 +1,34 @@
 //! The keeper: what a program calls to lock names.
 
+pub(crate) mod builder;
+pub(crate) mod guard;
+pub(crate) mod lock_all;
+pub(crate) mod lost_signal;
+mod offset_admin;
+pub(crate) mod proof;
+pub(crate) mod reentrant;
+pub(crate) mod schedule;
+pub(crate) mod semaphore;
+pub(crate) mod transaction_lock;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::admin::{Admin, OffsetAdmin};
 use crate::capabilities::Capabilities;
+use crate::contract::admin::Admin;
+use crate::contract::provider::{Released, Usage};
 use crate::engine::hold::acquired::Acquired;
 use crate::engine::{AwaitReleases, Shared};
 use crate::error::{Error, ErrorKind};
-use crate::guard::LockGuard;
+use crate::keeper::guard::LockGuard;
 use crate::mode::Mode;
 use crate::name::{AsLockName, LockName};
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
-use crate::provider::{Released, Usage};
 use crate::token::FencingToken;
-use crate::transaction_lock::TransactionLock;
+
+use crate::keeper::transaction_lock::TransactionLock;
+use offset_admin::OffsetAdmin;
 
 /// Locks names on one store. Cloning is cheap, and clones are the same keeper; make one per store
 /// and program.

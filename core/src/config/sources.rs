@@ -160,7 +160,7 @@ impl<'de> serde::Deserialize<'de> for Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::Drivers;
+    use crate::config::driver::Drivers;
 
     fn from_vars(vars: &[(&str, &str)]) -> Result<Config, Error> {
         let vars = vars.iter().map(|(name, value)| (name.into(), value.into()));

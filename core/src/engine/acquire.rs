@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
+use crate::contract::provider::{AcquireRequest, GRACE};
+use crate::engine::timer::MAX_SLEEP;
 use crate::error::{Error, ErrorKind};
 use crate::mode::limit_mismatch;
 use crate::name::LockName;
 use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
-use crate::provider::{AcquireRequest, GRACE};
-use crate::timer::MAX_SLEEP;
 
 use super::Engine;
 use super::backoff::Limits;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
+use crate::contract::provider::{ErasedLease, Released};
+use crate::engine::timer::spawn;
+use crate::engine::workers::JobQueue;
 use crate::error::{Error, ErrorKind};
-use crate::provider::{ErasedLease, Released};
 use crate::sync::{lock, run_caught, wait};
-use crate::timer::spawn;
-use crate::workers::JobQueue;
 
 use super::Engine;
 use super::backoff::Limits;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::batch::{AttemptRequest, Operation, ReleaseRequest, RenewRequest};
 use crate::clock::{Clock, HostInstant};
+use crate::contract::batch::{AttemptRequest, Operation, ReleaseRequest, RenewRequest};
+use crate::contract::provider::{AcquireRequest, ErasedLease, Grant, Owner, Released, Renewal};
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
 use crate::name::LockName;
-use crate::provider::{AcquireRequest, ErasedLease, Grant, Owner, Released, Renewal};
 use crate::sync::run_caught;
 
 use super::Engine;

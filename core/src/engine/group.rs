@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
+use crate::contract::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
+use crate::engine::timer::MAX_SLEEP;
+use crate::engine::workers::MAX_QUEUED;
 use crate::error::{Error, ErrorKind};
-use crate::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
 use crate::sync::run_caught;
-use crate::timer::MAX_SLEEP;
-use crate::workers::MAX_QUEUED;
 
 use super::background_release::DroppedGuard;
 use super::batch::{self, Batches, Kind, NoReply, Stopped, UnderWay, wake_callers};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::contract::provider::{AcquireRequest, ErasedLease, Grant};
 use crate::error::{Error, ErrorKind};
 use crate::options::LeaseTerms;
-use crate::provider::{AcquireRequest, ErasedLease, Grant};
 use crate::token::FencingToken;
 
 use super::acquire::Acquisition;

@@ -13,12 +13,12 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::clock::{HostInstant, saturating_nanos};
+use crate::contract::provider::{ErasedLease, Grant};
+use crate::engine::timer::MAX_SLEEP;
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::options::{LeasePolicy, LeaseTerms, Settings};
-use crate::provider::{ErasedLease, Grant};
 use crate::sync::{lock, wait};
-use crate::timer::MAX_SLEEP;
 use crate::token::FencingToken;
 
 use super::background_release::DroppedGuard;

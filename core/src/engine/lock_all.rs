@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
+use crate::contract::provider::AcquireRequest;
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
 use crate::options::{AcquireOptions, LeaseTerms, Outage};
-use crate::provider::AcquireRequest;
 
 use super::Engine;
 use super::exchange::AttemptAnswer;

@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use crossbeam_utils::sync::{Parker, Unparker};
 
 use crate::clock::HostInstant;
+use crate::engine::timer::MAX_SLEEP;
 use crate::error::{Error, ErrorKind};
 use crate::sync::lock;
-use crate::timer::MAX_SLEEP;
 
 use super::backoff::{Limits, backoff, random};
 

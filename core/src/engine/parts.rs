@@ -2,7 +2,7 @@
 
 use std::iter;
 
-use crate::provider::AcquireRequest;
+use crate::contract::provider::AcquireRequest;
 
 use super::Engine;
 use super::group::Requests;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::contract::provider::{ErasedLease, GRACE, Released};
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
-use crate::provider::{ErasedLease, GRACE, Released};
 use crate::sync::run_caught;
 
 use super::Engine;

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use crate::clock::HostInstant;
+use crate::contract::provider::{ErasedLease, Released};
 use crate::error::Error;
-use crate::provider::{ErasedLease, Released};
 
 use super::Engine;
 use super::exchange::{LeaseAsk, LeaseVerb};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::contract::provider::{AcquireRequest, ErasedLease, Released};
 use crate::error::{Error, ErrorKind};
-use crate::provider::{AcquireRequest, ErasedLease, Released};
 use crate::sync::run_caught;
 
 use super::backoff::Limits;

@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::contract::provider::{ErasedLease, Renewal};
+use crate::engine::timer::{MAX_SLEEP, Tick};
+use crate::engine::workers::MAX_QUEUED;
 use crate::error::Error;
-use crate::provider::{ErasedLease, Renewal};
 use crate::sync::run_caught;
-use crate::timer::{MAX_SLEEP, Tick};
-use crate::workers::MAX_QUEUED;
 
 use super::exchange::{LeaseAsk, LeaseVerb};
 use super::group::{LeaseReply, LeftLease, renewal, unanswered};

@@ -5,8 +5,8 @@
 //! session is gone knows that without a reply.
 
 use crate::clock::HostInstant;
+use crate::contract::provider::AcquireRequest;
 use crate::error::{Error, ErrorKind};
-use crate::provider::AcquireRequest;
 
 use super::Engine;
 use super::exchange::{AskedAbout, AttemptAnswer, Attempted, LeaseAnswer, LeaseAsk};

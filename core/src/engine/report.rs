@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::engine::observer::ObservedLock;
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
 use crate::name::LockName;
-use crate::observer::ObservedLock;
 use crate::sync::lock;
 
 use super::Engine;

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
+use crate::contract::provider::{ErasedLease, Renewal};
 use crate::error::{Error, ErrorKind};
-use crate::provider::{ErasedLease, Renewal};
 use crate::sync::{MutexGuard, lock};
 
 use super::{AfterRenewal, Callbacks, DroppedGuard, Hold, HoldState, Inside, LeaseSlot};

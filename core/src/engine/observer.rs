@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::contract::provider::Released;
 use crate::error::Error;
 use crate::mode::Mode;
 use crate::name::LockName;
-use crate::provider::Released;
 use crate::sync::run_caught;
 use crate::token::FencingToken;
 

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::engine::timer::spawn;
 use crate::sync::{lock, wait};
-use crate::timer::spawn;
 
 /// The most threads that run jobs at the same time.
 const MAX_WORKERS: usize = 12;

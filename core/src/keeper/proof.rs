@@ -3,44 +3,9 @@
 //! A store has a proof only if its SQL answers for the moment at which it runs. SQL that reads rows cannot know
 //! that the snapshot of its transaction is old, so SQLite has none.
 
-use std::fmt;
-
+use crate::contract::sql::{Proof, ProofValue};
 use crate::error::{Error, ErrorKind};
-use crate::guard::LockGuard;
-
-/// A backend's proof of a lease, in SQL; see [`Backend::proof`](crate::Backend::proof).
-///
-/// The statement returns one row with one column `held`: 1 while the lock is held, else 0. It is -1 on a server that
-/// cannot have granted the lock. On a database of another dialect it fails by an error that names the dialect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proof {
-    /// The kind of database that the statement is for, as people write it: `MariaDB`.
-    pub dialect: &'static str,
-    /// One SQL statement, complete.
-    pub sql: String,
-    /// The statement with `?` for each value, or with `$1` and so on where the dialect has that.
-    pub statement: &'static str,
-    /// The values, in order.
-    pub params: Vec<ProofValue>,
-}
-
-/// A value of a [`Proof`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProofValue {
-    /// A text.
-    Text(String),
-    /// An integer.
-    Integer(i64),
-}
-
-impl fmt::Display for ProofValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Text(text) => text.fmt(f),
-            Self::Integer(number) => number.fmt(f),
-        }
-    }
-}
+use crate::keeper::guard::LockGuard;
 
 /// One SQL statement by which the application's own transaction checks that a guard still holds its
 /// lock. It returns one row, whose only column is the integer `held`: 1 if the lock is held.

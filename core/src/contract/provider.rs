@@ -8,11 +8,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use crate::admin::Admin;
-use crate::batch::Operation;
 use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, HostInstant, SystemClock};
+use crate::contract::admin::Admin;
+use crate::contract::batch::Operation;
+use crate::contract::sql::Proof;
+use crate::contract::sql::TransactionLockSql;
 use crate::engine::retry::Pause;
 use crate::engine::verify::LeaseVerifier;
 use crate::error::Error;
@@ -20,8 +22,6 @@ use crate::error::Error;
 use crate::error::ErrorKind;
 use crate::mode::Mode;
 use crate::name::LockName;
-use crate::proof::Proof;
-use crate::transaction_lock::TransactionLockSql;
 
 /// The longest that a call of the user takes beyond its deadline. An acquisition ends 100 ms behind it at the latest,
 /// and threads have to be woken.

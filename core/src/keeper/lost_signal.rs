@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::clock::{Clock, HostInstant};
 use crate::engine::hold::HoldState;
 use crate::engine::hold::acquired::Acquired;
+use crate::engine::timer::MAX_SLEEP;
 use crate::sync::{lock, run_caught, wait};
-use crate::timer::MAX_SLEEP;
 
 /// Reports the loss of a guard; of [`LockGuards`](crate::LockGuards), the loss of any of their names. Clones
 /// report the same loss.

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::backend::Backend;
 use crate::clock::HostInstant;
+use crate::contract::backend::Backend;
+use crate::contract::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
 use crate::error::{Error, ErrorKind};
-use crate::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
 
 /// One operation of a [`Backend::batch`](crate::Backend::batch): what is asked, and the place for its
 /// answer. An operation without an answer counts as unknown.

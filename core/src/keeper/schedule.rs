@@ -8,12 +8,12 @@ use crossbeam_utils::sync::Parker;
 
 use crate::cancel::{CancelRegistration, CancelToken};
 use crate::clock::HostInstant;
+use crate::engine::timer::MAX_SLEEP;
 use crate::error::{Error, ErrorKind};
-use crate::guard::LockGuard;
 use crate::keeper::LockKeeper;
+use crate::keeper::guard::LockGuard;
 use crate::name::AsLockName;
 use crate::options::{AcquireOptions, LeasePolicy};
-use crate::timer::MAX_SLEEP;
 
 impl LockKeeper {
     /// Leads whenever this process holds the lock of `name`: `work` is called with each grant, and the next

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::contract::provider::LockProvider;
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
-use crate::provider::LockProvider;
 use crate::token::offset_epoch;
 
-use super::{Admin, Finding, HeldName};
+use crate::contract::admin::{Admin, Finding, HeldName};
 
 /// The interface of a store whose keeper has an `epoch_offset`.
 #[derive(Clone, Debug)]

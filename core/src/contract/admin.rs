@@ -1,7 +1,5 @@
 //! The operators' interface of a store: its holders, forced releases, and whether it is fit for locks.
 
-mod offset;
-
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
@@ -10,8 +8,6 @@ use crate::error::{Error, ErrorKind, visible};
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::token::FencingToken;
-
-pub(crate) use offset::OffsetAdmin;
 
 /// The operators' interface of a store; see [`LockKeeper::admin`](crate::LockKeeper::admin).
 ///

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{Drivers, OpenContext, known_keys};
+use crate::config::url::StoreUrl;
 use crate::config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, Takes};
+use crate::contract::provider::LockProvider;
 use crate::error::Error;
-use crate::provider::LockProvider;
-use crate::url::StoreUrl;
 
 /// A store that a store is made of: [`OpenContext::members`] lists them. It can be opened at any time, since a
 /// store may do without a member that cannot be reached.

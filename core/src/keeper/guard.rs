@@ -4,15 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::contract::provider::{Released, Renewal};
 use crate::engine::hold::HoldState;
 use crate::engine::hold::acquired::Acquired;
 use crate::engine::{Engine, Shared};
 use crate::error::{Error, ErrorKind};
-use crate::lost_signal::LostSignal;
+use crate::keeper::lost_signal::LostSignal;
+use crate::keeper::proof::CommitProof;
 use crate::mode::Mode;
 use crate::name::LockName;
-use crate::proof::CommitProof;
-use crate::provider::{Released, Renewal};
 use crate::token::FencingToken;
 
 /// A held lock. Dropping it releases the lock, also during a panic, without a panic of its own.

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use crate::capabilities::Capability;
 use crate::clock::{Clock, HostInstant};
+use crate::config::url::StoreUrl;
 use crate::config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, ParsedConfig};
+use crate::contract::provider::LockProvider;
 use crate::engine::opening::open_through_outage;
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::options::{OpenOptions, Wait};
-use crate::provider::LockProvider;
-use crate::url::StoreUrl;
 
 pub use member::Member;
 

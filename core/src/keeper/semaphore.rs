@@ -4,15 +4,15 @@ use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
+use crate::contract::provider::Released;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::guard::LockGuard;
 use crate::keeper::LockKeeper;
+use crate::keeper::guard::LockGuard;
 use crate::mode::Mode;
 use crate::name::{AsLockName, LockName};
 use crate::options::AcquireOptions;
-use crate::provider::Released;
 
 /// Grants up to a limit of permits at the same time, over all processes that use the store.
 ///

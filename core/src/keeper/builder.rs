@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::admin::OffsetAdmin;
 use crate::capabilities::Capability;
 use crate::clock::{Clock, SystemClock};
+use crate::contract::provider::LockProvider;
+use crate::engine::observer::{Notifier, Observer};
 use crate::engine::{AwaitReleases, Engine};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
-use crate::observer::{Notifier, Observer};
+use crate::keeper::offset_admin::OffsetAdmin;
 use crate::options::{AcquireOptions, LeasePolicy, Outage, Settings, Wait};
-use crate::provider::LockProvider;
 use crate::token::MAX_HANDOVERS;
 
 impl LockKeeper {

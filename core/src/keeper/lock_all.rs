@@ -5,16 +5,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::contract::provider::Released;
 use crate::engine::Shared;
 use crate::engine::hold::acquired::Acquired;
 use crate::engine::lock_all::AcquiredSet;
 use crate::error::{Error, ErrorKind};
-use crate::guard::LockGuard;
 use crate::keeper::LockKeeper;
-use crate::lost_signal::LostSignal;
+use crate::keeper::guard::LockGuard;
+use crate::keeper::lost_signal::LostSignal;
 use crate::name::{AsLockName, LockName};
 use crate::options::AcquireOptions;
-use crate::provider::Released;
 use crate::token::FencingToken;
 
 impl LockKeeper {

@@ -1,5 +1,6 @@
 //! A lock that lives as long as a transaction of the application.
 
+use crate::contract::sql::TransactionLockSql;
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::name::LockName;
@@ -7,20 +8,6 @@ use crate::token::FencingToken;
 
 /// What [`TransactionLockSql::attempt`] returns while the server's clock is behind an earlier grant.
 const CLOCK_SET_BACK: i64 = -2;
-
-/// A backend's SQL for a lock of a transaction; see
-/// [`StoreInfo::transaction_lock`](crate::StoreInfo::transaction_lock).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TransactionLockSql {
-    /// The kind of database that the statements are for, as people write it: `PostgreSQL`.
-    pub dialect: &'static str,
-    /// Tries to take the lock. Returns one row with one column `held`: the epoch of the grant, or 0 while the lock is
-    /// held elsewhere. It is -1 on another server or in another database than the keeper's, and -2 while the server's
-    /// clock is behind an earlier grant.
-    pub attempt: String,
-    /// Waits for the lock, and ends without an error when the wait is over. Returns no row.
-    pub wait: String,
-}
 
 /// The statements by which a transaction of the application takes a lock of a keeper, for as long as the transaction
 /// lives.

@@ -10,8 +10,8 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
-use crate::guard::LockGuard;
 use crate::keeper::LockKeeper;
+use crate::keeper::guard::LockGuard;
 use crate::mode::Mode;
 use crate::name::{AsLockName, LockName};
 use crate::options::AcquireOptions;

@@ -3,16 +3,16 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::batch::{Operation, foreign_lease};
 use crate::clock::HostInstant;
+use crate::contract::batch::{Operation, foreign_lease};
+use crate::contract::provider::{
+    AcquireRequest, ErasedLease, Grant, LockProvider, Released, Renewal, StoreInfo,
+};
+use crate::contract::sql::Proof;
 use crate::engine::verify::LeaseVerifier;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::proof::Proof;
-use crate::provider::{
-    AcquireRequest, ErasedLease, Grant, LockProvider, Released, Renewal, StoreInfo,
-};
 
 /// A store that can grant locks, as its author implements it.
 ///
@@ -206,8 +206,8 @@ impl<B: Backend> LockProvider for B {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::RenewRequest;
     use crate::capabilities::Capabilities;
+    use crate::contract::batch::RenewRequest;
     use crate::error::ErrorKind;
 
     #[derive(Debug)]
