@@ -18,7 +18,6 @@ use crate::engine::observer::{Notifier, Observer};
 use crate::error::{Error, ErrorKind};
 use crate::options::{LeasePolicy, Outage, Wait};
 
-pub(crate) use keys::MAX_HOLD;
 pub use keys::{COMMON_KEYS, Key, KeySpec, KeyValue, MEMBER, Takes};
 pub(crate) use parsed::ParsedConfig;
 

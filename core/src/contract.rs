@@ -5,3 +5,4 @@ pub(crate) mod backend;
 pub(crate) mod batch;
 pub(crate) mod provider;
 pub(crate) mod sql;
+pub(crate) mod verifier;

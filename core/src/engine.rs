@@ -27,9 +27,9 @@ mod release_lease;
 mod renewal;
 mod replies;
 mod report;
-pub(crate) mod retry;
+mod retry;
 pub(crate) mod timer;
-pub(crate) mod verify;
+mod verify;
 mod waiter;
 mod workers;
 
@@ -55,7 +55,6 @@ use hold::Hold;
 use parts::Parts;
 use queue::Queue;
 use report::OutageReports;
-use verify::LeaseVerifier;
 
 /// The longest time for which a release is repeated, and for which the end of a keeper waits for releases. It is twice
 /// the response time-out of the network stores, so one request without a reply leaves time for another. What bounds an
@@ -154,7 +153,7 @@ impl Engine {
             closing: Closing::new(),
             outage_reports: OutageReports::default(),
         });
-        engine.provider.watch_leases(LeaseVerifier::new(&engine));
+        engine.provider.watch_leases(engine.lease_verifier());
         Arc::new(Shared(engine))
     }
 

@@ -32,9 +32,9 @@ pub use contract::provider::{
     AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, Renewal, StoreInfo, Usage,
 };
 pub use contract::sql::{Proof, ProofValue, TransactionLockSql};
+pub use contract::verifier::{LeaseVerifier, LeaseVerifiers};
 pub use engine::observer::{ObservedLock, Observer};
 pub use engine::timer::{Tick, Timer};
-pub use engine::verify::{LeaseVerifier, LeaseVerifiers};
 pub use error::{Error, ErrorKind};
 pub use keeper::builder::LockKeeperBuilder;
 pub use keeper::guard::LockGuard;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
-use crate::config::MAX_HOLD;
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
 
@@ -217,9 +216,18 @@ impl AcquireOptions {
         self.wait.map_or(Ok(()), Wait::check)?;
         self.lease
             .map_or(Ok(()), |lease| lease.check(capabilities))?;
-        self.max_hold
-            .map_or(Ok(()), |max_hold| MAX_HOLD.check(max_hold))
+        self.max_hold.map_or(Ok(()), check_max_hold)
     }
+}
+
+fn check_max_hold(max_hold: Duration) -> Result<(), Error> {
+    let least = Capabilities::MIN_TTL;
+    if (least..=MAX_DURATION).contains(&max_hold) {
+        return Ok(());
+    }
+    let text =
+        format!("a max_hold of {max_hold:?} is out of range; use {least:?} to a hundred years");
+    Err(Error::new(ErrorKind::InvalidValue, text))
 }
 
 /// Options of opening a store; what is not set is the config's.

@@ -9,7 +9,7 @@ use crate::contract::provider::{
     AcquireRequest, ErasedLease, Grant, LockProvider, Released, Renewal, StoreInfo,
 };
 use crate::contract::sql::Proof;
-use crate::engine::verify::LeaseVerifier;
+use crate::contract::verifier::LeaseVerifier;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -149,6 +149,19 @@ pub trait Backend: StoreInfo {
     fn proof(&self, lease: &Self::Lease) -> Option<Proof> {
         let _ = lease;
         None
+    }
+}
+
+impl<L> Operation<'_, L> {
+    /// Carries the operation out by the single verb for it, and answers.
+    pub fn carry_out<B: Backend<Lease = L> + ?Sized>(&mut self, backend: &B) {
+        match self {
+            Operation::Acquire(it) => it.answer = Some(backend.acquire(it.request)),
+            Operation::Renew(it) => {
+                it.answer = Some(backend.renew(it.lease, it.ttl, it.deadline));
+            }
+            Operation::Release(it) => it.answer = Some(backend.release(it.lease, it.deadline)),
+        }
     }
 }
 

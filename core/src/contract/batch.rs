@@ -4,7 +4,6 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::contract::backend::Backend;
 use crate::contract::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
 use crate::error::{Error, ErrorKind};
 
@@ -80,17 +79,6 @@ impl<L> Operation<'_, L> {
             Operation::Acquire(attempt) => attempt.answer.is_some(),
             Operation::Renew(renewal) => renewal.answer.is_some(),
             Operation::Release(release) => release.answer.is_some(),
-        }
-    }
-
-    /// Carries the operation out by the single verb for it, and answers.
-    pub fn carry_out<B: Backend<Lease = L> + ?Sized>(&mut self, backend: &B) {
-        match self {
-            Operation::Acquire(it) => it.answer = Some(backend.acquire(it.request)),
-            Operation::Renew(it) => {
-                it.answer = Some(backend.renew(it.lease, it.ttl, it.deadline));
-            }
-            Operation::Release(it) => it.answer = Some(backend.release(it.lease, it.deadline)),
         }
     }
 

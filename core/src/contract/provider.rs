@@ -15,8 +15,7 @@ use crate::contract::admin::Admin;
 use crate::contract::batch::Operation;
 use crate::contract::sql::Proof;
 use crate::contract::sql::TransactionLockSql;
-use crate::engine::retry::Pause;
-use crate::engine::verify::LeaseVerifier;
+use crate::contract::verifier::LeaseVerifier;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -250,6 +249,10 @@ impl Owner {
         }
     }
 }
+
+/// Backs off after a failure of an attempt. The time says when the store answered the attempt before, if it did. An
+/// error ends the attempts.
+pub(crate) type Pause<'a> = dyn Fn(&Error, Option<HostInstant>) -> Result<(), Error> + 'a;
 
 /// A request of the engine to acquire a name.
 pub struct AcquireRequest<'a> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
-use crate::contract::provider::{AcquireRequest, GRACE};
+use crate::contract::provider::{AcquireRequest, GRACE, Pause};
 use crate::engine::timer::MAX_SLEEP;
 use crate::error::{Error, ErrorKind};
 use crate::mode::limit_mismatch;
@@ -24,7 +24,7 @@ use super::hold::acquired::Acquired;
 use super::outage::{OutageGate, outlasted};
 use super::queue::{Entered, Key};
 use super::report::AcquisitionReport;
-use super::retry::{Pause, Retry};
+use super::retry::Retry;
 use super::waiter::{Given, Unserved, WaitKind, Waiter};
 
 /// One call of [`Engine::acquire`].

@@ -11,9 +11,6 @@ use crate::error::{Error, ErrorKind};
 use super::backoff::{Limits, backoff};
 use super::outage::{OutageGate, Rider, outlasted};
 
-/// Backs off after a failure; see [`Retry::pause`].
-pub(crate) type Pause<'a> = dyn Fn(&Error, Option<HostInstant>) -> Result<(), Error> + 'a;
-
 /// The retries of one operation, until a deadline or until it is cancelled.
 pub(super) struct Retry<'a> {
     limits: Limits<'a>,

@@ -1,16 +1,15 @@
 //! Verifies the leases of one part of the store at once, instead of at their next renewal. The backend, or an answer
 //! after an outage, gives a reason to doubt them.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::contract::verifier::LeaseVerifier;
 use crate::sync::lock;
 
 use super::Engine;
-use super::background::BackgroundUse;
 use super::backoff::random;
 use super::parts::Part;
 
@@ -137,85 +136,20 @@ impl Engine {
         self.timer.note(HostInstant::from_nanos(0));
     }
 
+    /// Makes the handle by which the backend has the leases of this keeper verified.
+    pub(super) fn lease_verifier(self: &Arc<Self>) -> LeaseVerifier {
+        let (background, engine) = (Arc::clone(&self.background), Arc::downgrade(self));
+        let keeper = Arc::downgrade(self);
+        let verify = move || background.with(&engine, |it| it.verify_leases()).is_some();
+        LeaseVerifier::new(keeper, verify)
+    }
+
     /// Schedules a check of all leases, since the backend has noticed that some may have ended.
     fn verify_leases(&self) {
         for part in self.parts.iter() {
             part.doubts.is_noticed.store(true, Ordering::SeqCst);
         }
         self.timer.note(HostInstant::from_nanos(0));
-    }
-}
-
-/// Asks a keeper to verify its leases at once. A backend calls it when it notices that leases may have ended.
-///
-/// A backend gets it by [`Backend::watch_leases`](crate::Backend::watch_leases). Clones are for the
-/// same keeper. It does not keep the keeper alive.
-#[derive(Clone)]
-pub struct LeaseVerifier {
-    engine: Weak<Engine>,
-    background: Arc<BackgroundUse>,
-}
-
-impl LeaseVerifier {
-    pub(super) fn new(engine: &Arc<Engine>) -> Self {
-        Self {
-            engine: Arc::downgrade(engine),
-            background: Arc::clone(&engine.background),
-        }
-    }
-
-    /// Makes the keeper renew all its leases now, in batches, on its own threads. Those that the store
-    /// no longer has are lost as soon as it says so. A fixed lease is renewed, too, but for no longer
-    /// than it has left.
-    ///
-    /// It returns at once, may be called from any thread and as often as there is a reason. Calls that come close
-    /// together cost one round. The first call is served at once. The next round follows after 50 ms, or after twice
-    /// the time of the last one if that is longer, but after 1 s at the latest. Returns false if the keeper has
-    /// ended: forget the verifier then.
-    pub fn verify(&self) -> bool {
-        let verified = self
-            .background
-            .with(&self.engine, |engine| engine.verify_leases());
-        verified.is_some()
-    }
-
-    /// Returns whether the keeper has ended.
-    pub fn is_ended(&self) -> bool {
-        self.engine.strong_count() == 0
-    }
-}
-
-impl fmt::Debug for LeaseVerifier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseVerifier").finish_non_exhaustive()
-    }
-}
-
-/// The keepers that use one store, as a backend keeps them.
-#[derive(Debug, Default)]
-pub struct LeaseVerifiers(Mutex<Vec<LeaseVerifier>>);
-
-impl LeaseVerifiers {
-    /// Adds what a backend got by [`Backend::watch_leases`](crate::Backend::watch_leases), and forgets the
-    /// keepers that have ended.
-    pub fn add(&self, verifier: LeaseVerifier) {
-        let mut all = lock(&self.0);
-        all.retain(|keeper| !keeper.is_ended());
-        all.push(verifier);
-    }
-
-    /// Makes each keeper verify all its leases. Returns at once.
-    pub fn verify_all(&self) {
-        // A keeper may end here. What ends with it must not wait for this mutex.
-        let all = lock(&self.0).clone();
-        for keeper in all {
-            keeper.verify();
-        }
-    }
-
-    /// Returns whether there is no keeper, or all have ended.
-    pub fn is_empty(&self) -> bool {
-        lock(&self.0).iter().all(LeaseVerifier::is_ended)
     }
 }
 
