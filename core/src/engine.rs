@@ -13,6 +13,7 @@ mod group;
 mod head;
 pub(crate) mod hold;
 mod holds;
+mod key;
 pub(crate) mod lock_all;
 mod name_state;
 mod names_in_use;
@@ -40,7 +41,7 @@ use std::time::Duration;
 
 use crate::capabilities::Capabilities;
 use crate::clock::Clock;
-use crate::contract::provider::LockProvider;
+use crate::contract::provider::{GRACE, LockProvider};
 use crate::engine::observer::Notifier;
 use crate::engine::timer::Timer;
 use crate::engine::workers::Workers;
@@ -60,6 +61,10 @@ use report::OutageReports;
 /// the response time-out of the network stores, so one request without a reply leaves time for another. What bounds an
 /// acquisition is [`AcquireRequest::end`](crate::AcquireRequest::end).
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
+
+/// The longest that a drop waits for the store. If it also ends the keeper, that takes 20 ms at most
+/// where the store did not answer, so that a drop takes 100 ms.
+const DROP_LIMIT: Duration = GRACE;
 
 /// The longest that the end of a keeper waits for its background threads.
 const CLOSE_LIMIT: Duration = Duration::from_millis(100);

@@ -14,29 +14,20 @@ use crate::engine::workers::JobQueue;
 use crate::error::{Error, ErrorKind};
 use crate::sync::{lock, run_caught, wait};
 
-use super::Engine;
 use super::backoff::Limits;
 use super::batch::Entry;
 use super::exchange::Attempt;
 use super::group::{Leases, LeftLease};
 use super::hold::Hold;
-use super::hold::acquired::Acquired;
+use super::hold::dropped::DroppedGuard;
 use super::hold::lease::Unwanted;
-use super::queue::Key;
-use super::release::{DROP_LIMIT, Ending};
+use super::key::Key;
 use super::release_lease::{RELEASE_LIMIT, ReleaseAttempt};
 use super::retry::Retry;
+use super::{DROP_LIMIT, Engine};
 
 /// The most leases that are being released. Each costs some hundred bytes.
 const MAX_PENDING: usize = 1 << 16;
-
-/// A guard that was dropped, and whose end is not reported yet.
-pub(crate) struct DroppedGuard {
-    pub(super) acquired: Acquired,
-    pub(super) ending: Ending,
-    /// The error of a release whose reply was lost.
-    pub(super) lost_reply: Option<Error>,
-}
 
 /// What a thread of the keeper gives back to the store.
 enum Pending {

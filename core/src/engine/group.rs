@@ -17,10 +17,10 @@ use crate::engine::workers::MAX_QUEUED;
 use crate::error::{Error, ErrorKind};
 use crate::sync::run_caught;
 
-use super::background_release::DroppedGuard;
 use super::batch::{self, Batches, Kind, NoReply, Stopped, UnderWay, wake_callers};
 use super::exchange::{Attempt, AttemptAnswer, LeaseAnswer, LeaseAsk, LeaseVerb};
 use super::hold::Hold;
+use super::hold::dropped::DroppedGuard;
 use super::hold::lease::{Asked, Unwanted};
 use super::release_lease::found_after;
 use super::{Engine, Job, JobKind};

@@ -17,7 +17,7 @@ use super::exchange::{Attempt, LeaseAsk, LeaseVerb};
 use super::group::{LeaseReply, LeftLease, unanswered};
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
-use super::queue::Key;
+use super::key::Key;
 use super::release_lease::is_no_answer;
 use super::waiter::WaitKind;
 use super::{ATTEMPT_LIMIT, Engine};

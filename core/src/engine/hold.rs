@@ -5,6 +5,7 @@
 //! none. A fixed lease counts from its own grant, so it is never handed over.
 
 pub(crate) mod acquired;
+pub(crate) mod dropped;
 pub(crate) mod lease;
 
 use std::fmt;
@@ -21,10 +22,11 @@ use crate::options::{LeasePolicy, LeaseTerms, Settings};
 use crate::sync::{lock, wait};
 use crate::token::FencingToken;
 
-use super::background_release::DroppedGuard;
 use super::deadline::Deadline;
 pub(crate) use super::deadline::HoldState;
-use super::queue::Key;
+use super::key::Key;
+
+use lease::LeaseSlot;
 
 /// Callbacks of a loss, each with the number of hand-overs before the guard that it belongs to.
 pub(crate) type Callbacks = Vec<(u32, Box<dyn FnOnce() + Send>)>;
@@ -69,23 +71,6 @@ struct Inside {
     /// Threads that wait for `changed`: notifying it without a waiter would cost a system call on
     /// every release.
     waiting: usize,
-}
-
-enum LeaseSlot {
-    Here(ErasedLease),
-    /// A renewal has the lease.
-    Away(AfterRenewal),
-    Gone,
-}
-
-/// What happens to a lease that comes back from its renewal.
-enum AfterRenewal {
-    /// A guard has it.
-    Keep,
-    /// It is released. The guard's end was reported before.
-    Release,
-    /// It is released, and then the end of the guard that was dropped meanwhile is reported.
-    ReleaseFor(Box<DroppedGuard>),
 }
 
 impl Hold {

@@ -19,7 +19,7 @@ use super::group::{Attempts, Queued};
 use super::head::{HeadPermit, expired};
 use super::hold::HoldState;
 use super::hold::acquired::Acquired;
-use super::queue::Key;
+use super::key::Key;
 use super::report::AcquisitionReport;
 use super::waiter::Given;
 

@@ -14,7 +14,6 @@ use std::collections::VecDeque;
 
 use super::hold::Hold;
 use super::holds::{Held, Holds};
-use super::queue::Finished;
 use super::waiter::{Given, Served, Unserved, WaitKind, Waiter};
 use crate::error::Error;
 use crate::mode::Mode;
@@ -51,6 +50,18 @@ enum Stage {
     Failing,
     /// It waits in the store: another holder was seen.
     Contended,
+}
+
+/// What to do with the lease of a guard that is done.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Finished {
+    /// Nothing: another guard has it.
+    HandedOver,
+    /// Give it back to the store, then call [`Queue::released`](super::queue::Queue::released): until then no other thread asks for
+    /// it.
+    Release,
+    /// Give it back to the store. The name was taken from this hold before.
+    Detached,
 }
 
 impl NameState {

@@ -3,9 +3,9 @@
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
+use super::key::Key;
 use super::name_state::{HandOver, NameState};
 use super::waiter::{Given, WaitKind};
-use crate::mode::Mode;
 use crate::name::LockName;
 use crate::options::LeaseTerms;
 
@@ -19,27 +19,6 @@ struct Name {
     name: LockName,
     is_permit: bool,
     state: NameState,
-}
-
-/// What threads queue for: the lock of a name, or its permits.
-#[derive(Clone, Copy)]
-pub(crate) struct Key<'a> {
-    name: &'a LockName,
-    is_permit: bool,
-}
-
-impl<'a> Key<'a> {
-    pub(crate) const fn new(name: &'a LockName, mode: Mode) -> Self {
-        Self {
-            name,
-            is_permit: mode.is_permit(),
-        }
-    }
-
-    /// Returns the hash of the name, whatever is locked of it.
-    pub(super) fn hash(self) -> u64 {
-        self.name.hash64()
-    }
 }
 
 impl NamesInUse {

@@ -3,16 +3,16 @@
 //!
 //! Every change of a name happens under its shard's mutex, and that alone decides races such as "the
 //! wait ends while the lease is handed over". The queue knows neither time nor store, so a model
-//! checker can run all of it: `tests/model/` compiles this file, `names_in_use.rs`, `name_state.rs` and
-//! `waiter.rs`.
+//! checker can run all of it: `tests/model/` compiles this file, `key.rs`, `names_in_use.rs`, `name_state.rs`,
+//! `holds.rs` and `waiter.rs`.
 //!
 //! Lock order: a shard, then a waiter's slot. Closures that run under a shard's mutex must not
 //! call the queue.
 
 use super::hold::Hold;
 use super::holds::Held;
-use super::name_state::{HandOver, NameState};
-pub(crate) use super::names_in_use::Key;
+use super::key::Key;
+use super::name_state::{Finished, HandOver, NameState};
 use super::names_in_use::NamesInUse;
 use super::waiter::{Given, Served, Unserved, WaitKind, Waiter};
 use crate::error::Error;
@@ -41,18 +41,6 @@ pub(crate) enum Entered {
     Given(Given),
     /// It waits in the queue.
     Queued(Arc<Waiter>),
-}
-
-/// What to do with the lease of a guard that is done.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Finished {
-    /// Nothing: another guard has it.
-    HandedOver,
-    /// Give it back to the store, then call [`Queue::released`]: until then no other thread asks for
-    /// it.
-    Release,
-    /// Give it back to the store. The name was taken from this hold before.
-    Detached,
 }
 
 impl Queue {

@@ -7,33 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::contract::provider::{ErasedLease, GRACE, Released};
+use crate::contract::provider::{ErasedLease, Released};
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
 use crate::sync::run_caught;
 
-use super::Engine;
-use super::background_release::DroppedGuard;
 use super::hold::acquired::Acquired;
+use super::hold::dropped::{DroppedGuard, Ending};
 use super::hold::lease::Ended;
 use super::hold::{Callbacks, Hold, HoldState};
-use super::queue::{Finished, Key};
+use super::key::Key;
+use super::name_state::Finished;
 use super::release_lease::ReleaseAttempt;
-
-/// The longest that a drop waits for the store. If it also ends the keeper, that takes 20 ms at most
-/// where the store did not answer, so that a drop takes 100 ms.
-pub(super) const DROP_LIMIT: Duration = GRACE;
-
-/// How a guard ended.
-#[derive(Clone, Copy)]
-pub(crate) struct Ending {
-    /// Whether the name is kept until the lease is released: see [`Finished::Release`].
-    pub(super) keeps_name: bool,
-    /// Whether the lock was held until then.
-    in_time: bool,
-    /// For how long the guard had the lease, if the observers were told of the guard.
-    held: Option<Duration>,
-}
+use super::{DROP_LIMIT, Engine};
 
 impl Engine {
     /// Ends a guard whose holder waits for the store's answer.

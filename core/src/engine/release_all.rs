@@ -12,12 +12,12 @@ use crate::clock::HostInstant;
 use crate::contract::provider::{ErasedLease, Released};
 use crate::error::Error;
 
-use super::Engine;
 use super::exchange::{LeaseAsk, LeaseVerb};
 use super::hold::acquired::Acquired;
+use super::hold::dropped::Ending;
 use super::hold::lease::Ended;
-use super::release::{DROP_LIMIT, Ending};
 use super::release_lease::{ReleaseAttempt, release_deadline};
+use super::{DROP_LIMIT, Engine};
 
 /// A guard that has ended in this process, and its release.
 struct EndedGuard<'a> {

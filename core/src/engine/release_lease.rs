@@ -16,9 +16,8 @@ use super::exchange::{LeaseAsk, LeaseVerb};
 use super::group::{LeaseReply, Leases, LeftLease, released, unanswered};
 use super::hold::Hold;
 use super::hold::lease::Unwanted;
-use super::release::DROP_LIMIT;
 use super::retry::Retry;
-use super::{ATTEMPT_LIMIT, Engine};
+use super::{ATTEMPT_LIMIT, DROP_LIMIT, Engine};
 
 /// The longest that a release waits for the store.
 pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(5);

@@ -19,6 +19,9 @@ mod queue;
 #[path = "../../src/engine/holds.rs"]
 mod holds;
 
+#[path = "../../src/engine/key.rs"]
+mod key;
+
 #[path = "../../src/engine/name_state.rs"]
 mod name_state;
 
@@ -117,7 +120,8 @@ mod error {
 
 use error::Error;
 use mode::Mode;
-use queue::{Entered, Finished};
+use name_state::Finished;
+use queue::Entered;
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 use waiter::WaitKind;

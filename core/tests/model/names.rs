@@ -5,9 +5,11 @@ use std::cell::RefCell;
 
 use crate::error::Error;
 use crate::hold::Hold;
+use crate::key::Key;
 use crate::mode::Mode;
 use crate::name::LockName;
-use crate::queue::{Entered, Finished, Key};
+use crate::name_state::Finished;
+use crate::queue::Entered;
 use crate::waiter::{Given, Unserved, WaitKind, Waiter};
 use crate::world::{KEY, World};
 

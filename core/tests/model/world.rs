@@ -6,10 +6,12 @@ use shuttle::thread;
 
 use crate::error::Error;
 use crate::hold::Hold;
+use crate::key::Key;
 use crate::mode::Mode;
 use crate::name::LockName;
+use crate::name_state::Finished;
 use crate::options::LeaseTerms;
-use crate::queue::{Entered, Finished, Key, Queue};
+use crate::queue::{Entered, Queue};
 use crate::waiter::{Given, Unserved, WaitKind, Waiter};
 
 /// The lock of the only name.

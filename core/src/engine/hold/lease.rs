@@ -8,7 +8,8 @@ use crate::contract::provider::{ErasedLease, Renewal};
 use crate::error::{Error, ErrorKind};
 use crate::sync::{MutexGuard, lock};
 
-use super::{AfterRenewal, Callbacks, DroppedGuard, Hold, HoldState, Inside, LeaseSlot};
+use super::dropped::DroppedGuard;
+use super::{Callbacks, Hold, HoldState, Inside};
 
 /// What a renewal asked for.
 pub(crate) struct Asked {
@@ -35,6 +36,23 @@ pub(crate) struct Ended {
     pub(crate) lease: Option<ErasedLease>,
     /// The caller's code, to be dropped with no lock held.
     pub(crate) callbacks: Callbacks,
+}
+
+pub(super) enum LeaseSlot {
+    Here(ErasedLease),
+    /// A renewal has the lease.
+    Away(AfterRenewal),
+    Gone,
+}
+
+/// What happens to a lease that comes back from its renewal.
+pub(super) enum AfterRenewal {
+    /// A guard has it.
+    Keep,
+    /// It is released. The guard's end was reported before.
+    Release,
+    /// It is released, and then the end of the guard that was dropped meanwhile is reported.
+    ReleaseFor(Box<DroppedGuard>),
 }
 
 impl LeaseSlot {

@@ -1,0 +1,26 @@
+//! A guard that was dropped, between its end in this process and the release of its lease.
+
+use std::time::Duration;
+
+use crate::error::Error;
+
+use super::acquired::Acquired;
+
+/// A guard that was dropped, and whose end is not reported yet.
+pub(crate) struct DroppedGuard {
+    pub(crate) acquired: Acquired,
+    pub(crate) ending: Ending,
+    /// The error of a release whose reply was lost.
+    pub(crate) lost_reply: Option<Error>,
+}
+
+/// How a guard ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Ending {
+    /// Whether the name is kept until the lease is released: see [`Finished::Release`](crate::engine::name_state::Finished::Release).
+    pub(crate) keeps_name: bool,
+    /// Whether the lock was held until then.
+    pub(crate) in_time: bool,
+    /// For how long the guard had the lease, if the observers were told of the guard.
+    pub(crate) held: Option<Duration>,
+}
