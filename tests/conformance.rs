@@ -98,5 +98,6 @@ fn main() -> ExitCode {
     }
     run.every_package_under(Path::new(env!("CARGO_MANIFEST_DIR")).join("backends"))
         .except("lockkeeper-remote")
+        .except("lockkeeper-sessions")
         .main()
 }

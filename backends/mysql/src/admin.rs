@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
-use lockkeeper_remote::sessions::SessionConnection as _;
+use lockkeeper_sessions::SessionConnection as _;
 use mysql::Row;
 
 use crate::connection::{number, text};

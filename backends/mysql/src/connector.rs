@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{Clock, Error};
 use lockkeeper_remote::{
     Counts, Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, SocketWatch,
-    Supplier, connect_any, nothing_granted, sessions::Sessions, unavailable, without_signals,
+    Supplier, connect_any, nothing_granted, unavailable, without_signals,
 };
+use lockkeeper_sessions::Sessions;
 use mysql::{Conn, Opts, OptsBuilder};
 use parking_lot::Mutex;
 

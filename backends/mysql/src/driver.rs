@@ -7,7 +7,7 @@ use lockkeeper_remote::keys::{
     CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT,
     RESTART_GRACE, SOCKET, TLS, USER,
 };
-use lockkeeper_remote::sessions::driver_options;
+use lockkeeper_sessions::driver_options;
 
 use crate::{BACKEND, MySqlOptions, MySqlProvider};
 

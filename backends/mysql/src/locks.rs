@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_remote::sessions::{Attempted, Replies, Requests, SessionConnection};
 use lockkeeper_remote::{Failure, senseless, unavailable};
+use lockkeeper_sessions::{Attempted, Replies, Requests, SessionConnection};
 
 use crate::BACKEND;
 use crate::connection::{Connection, number};

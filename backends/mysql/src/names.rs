@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use lockkeeper_core::Mode;
-use lockkeeper_remote::sessions::SessionName;
+use lockkeeper_sessions::SessionName;
 use sha2::{Digest, Sha256};
 
 /// MySQL takes no longer names; MariaDB does.

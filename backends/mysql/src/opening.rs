@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, Finding};
-use lockkeeper_remote::sessions::{Requests, SessionConnection};
 use lockkeeper_remote::{Failure, nothing_granted, senseless};
+use lockkeeper_sessions::{Requests, SessionConnection};
 use mysql::Row;
 
 use crate::connection::{Connection, number, text};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use lockkeeper_core::{
     Admin, Backend, Capabilities, Clock, Error, Proof, StoreInfo, SystemClock, Usage,
 };
-use lockkeeper_remote::session_verbs;
-use lockkeeper_remote::sessions::SessionLease;
+use lockkeeper_sessions::SessionLease;
+use lockkeeper_sessions::session_verbs;
 
 use crate::connection::Connection;
 use crate::statements;

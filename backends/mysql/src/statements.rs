@@ -6,7 +6,7 @@
 //! find no table `this_commit_proof_is_for_mysql_or_mariadb`.
 
 use lockkeeper_core::{Proof, ProofValue};
-use lockkeeper_remote::sessions::{Requests, SessionLease};
+use lockkeeper_sessions::{Requests, SessionLease};
 
 use crate::connection::Connection;
 use crate::dialect::Dialect;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{Clock, Error, Finding};
 use lockkeeper_remote::Counts;
-use lockkeeper_remote::sessions::{SessionStore, Sessions};
+use lockkeeper_sessions::{SessionStore, Sessions};
 use parking_lot::Mutex;
 
 use crate::connection::Connection;

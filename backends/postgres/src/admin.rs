@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lockkeeper_core::{
     Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName, Mode,
 };
-use lockkeeper_remote::sessions::SessionName;
+use lockkeeper_sessions::SessionName;
 
 use crate::connection::{MARKS, NAMESPACES, Row, SessionId};
 use crate::examine;

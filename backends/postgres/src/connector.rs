@@ -9,10 +9,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Clock, Error};
-use lockkeeper_remote::sessions::Sessions;
 use lockkeeper_remote::{
     Counts, Dialer, Endpoint, RemoteOptions, Server, SocketWatch, nothing_granted,
 };
+use lockkeeper_sessions::Sessions;
 
 use crate::connection::Connection;
 use crate::epoch::LastEpoch;

@@ -5,8 +5,8 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_remote::sessions::{Attempted, Replies, Requests, SessionConnection};
 use lockkeeper_remote::{Failure, senseless};
+use lockkeeper_sessions::{Attempted, Replies, Requests, SessionConnection};
 
 use crate::BACKEND;
 use crate::connection::{Connection, Row, SessionId, Values};

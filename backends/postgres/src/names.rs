@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use lockkeeper_core::Mode;
-use lockkeeper_remote::sessions::SessionName;
+use lockkeeper_sessions::SessionName;
 use sha2::{Digest, Sha256};
 
 use crate::shown;

@@ -7,8 +7,8 @@ use lockkeeper_core::{
     Admin, Backend, Capabilities, Capability, Clock, Error, LockName, Mode, Proof, StoreInfo,
     SystemClock, TransactionLockSql, Usage,
 };
-use lockkeeper_remote::session_verbs;
-use lockkeeper_remote::sessions::{SessionLease, SessionName as _};
+use lockkeeper_sessions::session_verbs;
+use lockkeeper_sessions::{SessionLease, SessionName as _};
 
 use crate::connection::Connection;
 use crate::names::LockKey;

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use lockkeeper_core::{Proof, ProofValue, TransactionLockSql};
-use lockkeeper_remote::sessions::SessionLease;
+use lockkeeper_sessions::SessionLease;
 
 use crate::connection::{Connection, MARKS, SessionId};
 use crate::epoch::EPOCH;

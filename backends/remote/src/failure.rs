@@ -52,8 +52,7 @@ pub fn no_time() -> Failure {
 }
 
 /// Returns the failure of a request that the server may still carry out.
-#[cfg(feature = "sessions")]
-pub(crate) fn unknown(text: &str) -> Failure {
+pub fn unknown(text: &str) -> Failure {
     Failure::Unanswered(Error::new(ErrorKind::Unknown, text))
 }
 

@@ -2,9 +2,6 @@
 //!
 //! This crate knows no store. A backend adds its protocol or its statements, how it waits, its
 //! capabilities, and its answers for operators.
-//!
-//! The feature `sessions` adds the module `sessions`, for stores whose locks end with the session that holds them.
-//! Such are MySQL's named locks and PostgreSQL's advisory locks.
 
 mod backoff;
 mod connect;
@@ -18,8 +15,6 @@ mod http;
 pub mod keys;
 mod options;
 mod pool;
-#[cfg(feature = "sessions")]
-pub mod sessions;
 mod signals;
 mod socket;
 #[cfg_attr(not(unix), path = "socket_watch_off.rs")]
@@ -35,6 +30,7 @@ pub use counts::{Counts, OpenConnection};
 pub use exchange::{MAX_REPLY, is_too_long};
 pub use failure::{
     Failure, Server, is_timeout, is_untrusted, no_time, nothing_granted, senseless, unavailable,
+    unknown,
 };
 pub use findings::{connections_finding, restart_finding};
 pub use grace::RestartGrace;

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::connection::SessionConnection;
-use super::session::Session;
+use crate::connection::SessionConnection;
+use crate::session::Session;
 
-/// A grant of a [`SessionStore`](super::SessionStore).
+/// A grant of a [`SessionStore`](crate::SessionStore).
 pub struct SessionLease<C: SessionConnection> {
     pub(crate) session: Arc<Session<C>>,
     pub(crate) name: C::Name,

@@ -5,20 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Capability, Clock, Error, Grant, HostInstant, LeaseVerifier,
-    Operation, ReleaseRequest, Released, RenewRequest, Renewal, StoreUrl,
+    Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier, StoreUrl,
 };
 
-use crate::failure::{Failure, Server, senseless};
-use crate::options::{Endpoint, RemoteOptions};
-use crate::pool::{Found, Pool, PooledConn};
+use lockkeeper_remote::{Endpoint, RemoteOptions};
+use lockkeeper_remote::{Failure, Server};
+use lockkeeper_remote::{Found, Pool, PooledConn};
 
-use super::Sessions;
-use super::acquire::acquire;
-use super::batch::batch;
-use super::connection::SessionConnection;
-use super::lease::SessionLease;
-use super::session::Session;
+use crate::connection::SessionConnection;
+use crate::registry::Sessions;
+use crate::session::Session;
 
 /// How many operations travel together.
 const BATCH: usize = 256;
@@ -106,68 +102,6 @@ impl<C: SessionConnection> SessionStore<C> {
             .with(Capability::CommitProof)
             .with_batch(BATCH)
             .with_attempt_limit(self.options.attempt_time())
-    }
-
-    /// Acquires a name: see [`Backend::acquire`](lockkeeper_core::Backend::acquire).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn acquire(
-        &self,
-        request: &AcquireRequest<'_>,
-    ) -> Result<Option<Grant<SessionLease<C>>>, Error> {
-        acquire(self, request)
-    }
-
-    /// Carries out several operations: see [`Backend::batch`](lockkeeper_core::Backend::batch).
-    pub fn batch(&self, operations: &mut [Operation<'_, SessionLease<C>>]) {
-        batch(self, operations);
-    }
-
-    /// Renews a lease: see [`Backend::renew`](lockkeeper_core::Backend::renew).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn renew(
-        &self,
-        lease: &mut SessionLease<C>,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        let renewal = RenewRequest {
-            lease,
-            ttl,
-            deadline,
-            answer: None,
-        };
-        let mut one = [Operation::Renew(renewal)];
-        batch(self, &mut one);
-        match one {
-            [Operation::Renew(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
-            _ => Err(senseless()),
-        }
-    }
-
-    /// Releases a lease: see [`Backend::release`](lockkeeper_core::Backend::release).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn release(
-        &self,
-        lease: &mut SessionLease<C>,
-        deadline: HostInstant,
-    ) -> Result<Released, Error> {
-        let release = ReleaseRequest {
-            lease,
-            deadline,
-            answer: None,
-        };
-        let mut one = [Operation::Release(release)];
-        batch(self, &mut one);
-        match one {
-            [Operation::Release(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
-            _ => Err(senseless()),
-        }
     }
 
     /// Registers a keeper that verifies its leases when a session has ended: see

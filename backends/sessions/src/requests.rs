@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::failure::Failure;
+use lockkeeper_remote::Failure;
 
 /// Requests about names of one session. No name is in it twice.
 #[derive(Debug)]

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use lockkeeper_core::Mode;
 
-use crate::failure::Failure;
-use crate::pool::Connection;
+use lockkeeper_remote::Connection;
+use lockkeeper_remote::Failure;
 
-use super::requests::{Attempted, Replies, Requests};
+use crate::requests::{Attempted, Replies, Requests};
 
 /// A name on the server, which a session requests or holds.
 pub trait SessionName: Clone + Debug + Eq + Hash + Send + Sync + 'static {
@@ -21,8 +21,8 @@ pub trait SessionName: Clone + Debug + Eq + Hash + Send + Sync + 'static {
 /// it holds.
 ///
 /// If a reply is missing when the connection is dropped, its `Drop` calls
-/// [`Sessions::abandon`](super::Sessions::abandon). The connection watches its socket, and calls
-/// [`Sessions::end`](super::Sessions::end) when the server has closed it.
+/// [`Sessions::abandon`](crate::Sessions::abandon). The connection watches its socket, and calls
+/// [`Sessions::end`](crate::Sessions::end) when the server has closed it.
 pub trait SessionConnection: Connection + Send + Sized + 'static {
     /// The names on the server.
     type Name: SessionName;

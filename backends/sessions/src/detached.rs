@@ -14,7 +14,7 @@ use lockkeeper_core::CancelToken;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::failure::{Failure, unavailable, unknown};
+use lockkeeper_remote::{Failure, unavailable, unknown};
 
 /// How often the caller of a call looks whether it was cancelled. A server replies sooner unless it hangs.
 pub(crate) const SLICE: Duration = Duration::from_millis(20);

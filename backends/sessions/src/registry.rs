@@ -1,44 +1,4 @@
-//! Locks that sessions hold, for any store that frees the locks of a session with its end.
-//!
-//! A backend implements [`SessionConnection`]: the requests on one connection, and how the server waits. The rest is
-//! here. Free names share sessions, and those of one call travel in one statement. A caller that waits has a session
-//! of its own, and waits in the server. A lease ends with its session, or by the sweeper, which releases what no
-//! guard renews.
-
-// What must never be otherwise:
-// - A batch on sessions waits for no connection of the pool. An attempt that finds none is answered so, and the
-//   engine asks without a batch.
-// - A call on a session is cut short only if it concerns all names of the session.
-// - A name is not requested on a session that holds it, or on which its lease has expired. The server would
-//   grant it again, and a proof of the old lease would hold for the new one.
-// - A name is entered in its session before it is requested, and is never twice in one statement. The server
-//   would grant it twice.
-// - The connection of a session is never closed, or its call cut short, while a lease on it is valid. Closing
-//   frees all names of the session at once. A connection that did not reply is not used again and stays open
-//   until then.
-// - The lease of a session ends with it. The connections of a provider are watched on one thread; when the
-//   server closes one, its leases are lost there and the keepers verify all of theirs.
-// - Waits of sessions never occupy the last connection of a pool of several. So waiting threads alone never use
-//   the pool up, and a thread that holds a lease gets to its attempt for another name.
-
-mod abandoned;
-mod acquire;
-mod attempt;
-mod batch;
-mod connection;
-mod detached;
-mod driver;
-mod lease;
-mod requests;
-mod session;
-mod state;
-mod store;
-
-pub use connection::{SessionConnection, SessionName};
-pub use driver::driver_options;
-pub use lease::SessionLease;
-pub use requests::{Attempted, Replies, Requests};
-pub use store::SessionStore;
+//! The sessions of a provider, the calls on them, and the sweeper that ends what no guard renews.
 
 use std::sync::Arc;
 use std::sync::mpsc::SendError;
@@ -47,29 +7,31 @@ use std::time::Duration;
 use lockkeeper_core::{Clock, Error, HostInstant, LeaseVerifiers, Tick, Timer};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::failure::Failure;
+use lockkeeper_remote::Failure;
 
-use abandoned::{AbandonedSessions, confirm_busy};
-use detached::{Call, DetachedCalls};
-use session::Session;
-use state::Entry;
+use crate::abandoned::AbandonedSessions;
+use crate::connection::SessionConnection;
+use crate::detached::{Call, DetachedCalls};
+use crate::requests::{Attempted, Replies, Requests};
+use crate::session::Session;
+use crate::state::Entry;
 
 /// The time until the next attempt to end a lease.
 const SWEEP_RETRY: Duration = Duration::from_millis(100);
 
 /// The sessions of a provider that hold names.
 pub struct Sessions<C: SessionConnection> {
-    clock: Arc<dyn Clock>,
+    pub(crate) clock: Arc<dyn Clock>,
     list: Mutex<Vec<Arc<Session<C>>>>,
     /// Ends leases that no guard renews, while other names keep their session alive. It never waits for
     /// the server.
     sweeper: Timer,
     /// Calls on sessions that hold names of several callers.
-    calls: DetachedCalls,
+    pub(crate) calls: DetachedCalls,
     /// The sessions that were closed before a reply came.
     abandoned: AbandonedSessions<C::Id>,
     /// The keepers, which verify their leases when a session has ended.
-    verifiers: Arc<LeaseVerifiers>,
+    pub(crate) verifiers: Arc<LeaseVerifiers>,
 }
 
 impl<C: SessionConnection> Sessions<C> {
@@ -248,12 +210,54 @@ impl<C: SessionConnection> Sessions<C> {
         let attempts = requests.attempts.iter().zip(attempted);
         for ((name, attempted), unclaimed) in attempts.zip(unclaimed) {
             if matches!(attempted, Ok(None)) {
-                let confirm = |connection: &mut _| confirm_busy(self, connection, name, unclaimed);
+                let confirm = |connection: &mut _| self.confirm_busy(connection, name, unclaimed);
                 *attempted = session.run(left(), confirm).flatten();
             }
         }
         self.apply(session, requests, &result);
         result
+    }
+
+    /// Finds out whether another process or guard holds a name that the server did not grant to this
+    /// connection. Costs a statement only while a request of this store is not answered. A failure within says that
+    /// the holder may be such a request; the connection is as good as before.
+    ///
+    /// `unclaimed` is the answer of [`unclaimed`](Self::unclaimed) from before the attempt. Such a request may have held the
+    /// name then, and have given it back before the reply was here.
+    fn confirm_busy(
+        &self,
+        connection: &mut C,
+        name: &C::Name,
+        unclaimed: Vec<C::Id>,
+    ) -> Result<Attempted, Failure> {
+        let abandoned = self.abandoned.current();
+        let mut own = unclaimed;
+        own.extend(self.unclaimed(name, connection.session()));
+        if own.is_empty() && abandoned.is_empty() {
+            return Ok(Ok(None));
+        }
+        let holders = connection.holders(name)?;
+        let mut is_ours = holders.is_empty();
+        for holder in holders {
+            let holds = |session: &C::Id| C::is_session(*session, holder);
+            is_ours |= own.iter().any(holds);
+            if abandoned.iter().any(holds) {
+                is_ours = true;
+                match connection.end_holder(name, holder) {
+                    // Refused: the session has ended by itself.
+                    Ok(()) | Err(Failure::Refused(_)) => {}
+                    Err(failure) => return Err(failure),
+                }
+            }
+        }
+        if !is_ours {
+            return Ok(Ok(None));
+        }
+        // Without a holder: the name is free by now, so the holder may have been such a request.
+        // The server has replied, and granted nothing to this request.
+        Ok(Err(Failure::Unanswered(Error::name_unavailable(
+            "an earlier request for the lock was not answered in time, and the server may have granted the lock to that request; it is being given back, so try again",
+        ))))
     }
 
     /// Starts [`call`](Self::call) on another thread. It continues when the caller has stopped waiting, and

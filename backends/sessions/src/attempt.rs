@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, CancelToken, Error, Grant, HostInstant};
 
-use crate::failure::{Failure, nothing_granted, unknown};
-use crate::pool::PooledConn;
+use lockkeeper_remote::PooledConn;
+use lockkeeper_remote::{Failure, nothing_granted, unknown};
 
-use super::connection::SessionConnection;
-use super::detached::{Call, SLICE};
-use super::lease::SessionLease;
-use super::requests::{Attempted, Requests};
-use super::session::Session;
-use super::state::Entry;
-use super::store::SessionStore;
+use crate::connection::SessionConnection;
+use crate::detached::{Call, SLICE};
+use crate::lease::SessionLease;
+use crate::requests::{Attempted, Requests};
+use crate::session::Session;
+use crate::state::Entry;
+use crate::store::SessionStore;
 
 /// Attempts that were made on a session.
 pub(crate) struct Made<C: SessionConnection> {

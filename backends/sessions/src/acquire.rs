@@ -12,17 +12,17 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 
-use crate::LAST_ATTEMPT;
-use crate::backoff::Backoff;
-use crate::failure::Failure;
-use crate::pool::{Found, PooledConn, WaitPermit};
+use lockkeeper_remote::Backoff;
+use lockkeeper_remote::Failure;
+use lockkeeper_remote::LAST_ATTEMPT;
+use lockkeeper_remote::{Found, PooledConn, WaitPermit};
 
-use super::attempt::{Made, cancellable};
-use super::connection::{SessionConnection, SessionName};
-use super::lease::SessionLease;
-use super::requests::{Replies, Requests};
-use super::session::Session;
-use super::store::SessionStore;
+use crate::attempt::{Made, cancellable};
+use crate::connection::{SessionConnection, SessionName};
+use crate::lease::SessionLease;
+use crate::requests::{Replies, Requests};
+use crate::session::Session;
+use crate::store::SessionStore;
 
 /// The first pause between two attempts while no connection is free to wait on; it doubles up to
 /// [`LONGEST_PAUSE`].
@@ -42,19 +42,22 @@ struct Acquisition<'a, C: SessionConnection> {
     busy_at: Cell<Option<HostInstant>>,
 }
 
-pub(crate) fn acquire<C: SessionConnection>(
-    store: &SessionStore<C>,
-    request: &AcquireRequest<'_>,
-) -> Result<Granted<C>, Error> {
-    let (name, mode) = (request.name().as_str(), request.mode());
-    let acquisition = Acquisition {
-        store,
-        request,
-        wanted: SessionName::requested(&store.namespace, name, mode),
-        idle: C::idle(request.ttl()),
-        busy_at: Cell::new(None),
-    };
-    acquisition.run().map_err(Failure::into_error)
+impl<C: SessionConnection> SessionStore<C> {
+    /// Acquires a name: see [`Backend::acquire`](lockkeeper_core::Backend::acquire).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Granted<C>, Error> {
+        let (name, mode) = (request.name().as_str(), request.mode());
+        let acquisition = Acquisition {
+            store: self,
+            request,
+            wanted: SessionName::requested(&self.namespace, name, mode),
+            idle: C::idle(request.ttl()),
+            busy_at: Cell::new(None),
+        };
+        acquisition.run().map_err(Failure::into_error)
+    }
 }
 
 impl<C: SessionConnection> Acquisition<'_, C> {

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::LeaseVerifiers;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::failure::{Failure, no_time, unavailable, unknown};
-use crate::pool::PooledConn;
+use lockkeeper_remote::PooledConn;
+use lockkeeper_remote::{Failure, no_time, unavailable, unknown};
 
-use super::connection::SessionConnection;
-use super::requests::{Replies, Requests};
-use super::state::{Health, State};
+use crate::connection::SessionConnection;
+use crate::requests::{Replies, Requests};
+use crate::state::{Health, State};
 
 pub(crate) struct Session<C: SessionConnection> {
     pub(crate) id: C::Id,

@@ -12,16 +12,16 @@ use lockkeeper_core::{
     AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
 };
 
-use crate::failure::{Failure, no_time, unknown};
-use crate::pool::{Found, PooledConn};
+use lockkeeper_remote::{Failure, no_time, senseless, unknown};
+use lockkeeper_remote::{Found, PooledConn};
 
-use super::attempt::Made;
-use super::connection::{SessionConnection, SessionName};
-use super::detached::Call;
-use super::lease::SessionLease;
-use super::requests::{Replies, Requests};
-use super::session::Session;
-use super::store::SessionStore;
+use crate::attempt::Made;
+use crate::connection::{SessionConnection, SessionName};
+use crate::detached::Call;
+use crate::lease::SessionLease;
+use crate::requests::{Replies, Requests};
+use crate::session::Session;
+use crate::store::SessionStore;
 
 /// An attempt of the batch.
 struct Try<'a, 'b, C: SessionConnection> {
@@ -62,62 +62,107 @@ struct Limits {
     deadline: HostInstant,
 }
 
-/// Carries out a batch: see [`Backend::batch`](lockkeeper_core::Backend::batch).
-pub(crate) fn batch<C: SessionConnection>(
-    store: &SessionStore<C>,
-    operations: &mut [Operation<'_, SessionLease<C>>],
-) {
-    let now = store.clock.now();
-    let deadline = operations.iter().map(Operation::deadline).max();
-    let deadline = deadline.unwrap_or(now);
-    if deadline <= now {
-        let failed = |it: &mut Operation<'_, _>| it.fail(no_time().into_error());
-        return operations.iter_mut().for_each(failed);
-    }
-    let until = deadline.min(now + store.options.response_timeout);
-    let limits = Limits { until, deadline };
-    let (mut groups, mut tries, mut unanswered) = (Vec::new(), Vec::new(), Vec::new());
-    for operation in operations {
-        match operation {
-            Operation::Acquire(request) => tries.push(Try {
-                name: SessionName::requested(
-                    &store.namespace,
-                    request.request.name().as_str(),
-                    request.request.mode(),
-                ),
-                request,
-                is_refused: false,
-            }),
-            Operation::Renew(request) => {
-                let session = Arc::clone(&request.lease.session);
-                Group::add(&mut groups, &session, |group| group.renewals.push(request));
-            }
-            Operation::Release(request) => {
-                if request.lease.is_unanswered() {
-                    unanswered.push(request);
-                    continue;
+impl<C: SessionConnection> SessionStore<C> {
+    /// Carries out several operations: see [`Backend::batch`](lockkeeper_core::Backend::batch).
+    pub fn batch(&self, operations: &mut [Operation<'_, SessionLease<C>>]) {
+        let now = self.clock.now();
+        let deadline = operations.iter().map(Operation::deadline).max();
+        let deadline = deadline.unwrap_or(now);
+        if deadline <= now {
+            let failed = |it: &mut Operation<'_, _>| it.fail(no_time().into_error());
+            return operations.iter_mut().for_each(failed);
+        }
+        let until = deadline.min(now + self.options.response_timeout);
+        let limits = Limits { until, deadline };
+        let (mut groups, mut tries, mut unanswered) = (Vec::new(), Vec::new(), Vec::new());
+        for operation in operations {
+            match operation {
+                Operation::Acquire(request) => tries.push(Try {
+                    name: SessionName::requested(
+                        &self.namespace,
+                        request.request.name().as_str(),
+                        request.request.mode(),
+                    ),
+                    request,
+                    is_refused: false,
+                }),
+                Operation::Renew(request) => {
+                    let session = Arc::clone(&request.lease.session);
+                    Group::add(&mut groups, &session, |group| group.renewals.push(request));
                 }
-                let session = Arc::clone(&request.lease.session);
-                let lasted = false;
-                let freeing = Freeing { request, lasted };
-                Group::add(&mut groups, &session, |group| group.releases.push(freeing));
+                Operation::Release(request) => {
+                    if request.lease.is_unanswered() {
+                        unanswered.push(request);
+                        continue;
+                    }
+                    let session = Arc::clone(&request.lease.session);
+                    let lasted = false;
+                    let freeing = Freeing { request, lasted };
+                    Group::add(&mut groups, &session, |group| group.releases.push(freeing));
+                }
             }
         }
-    }
-    let mut retries = store.options.pool_size;
-    loop {
-        let new = place(store, &mut groups, tries);
-        tries = run(store, groups, new, &limits);
-        if tries.is_empty() || retries == 0 || store.clock.now() >= until {
-            break;
+        let mut retries = self.options.pool_size;
+        loop {
+            let new = place(self, &mut groups, tries);
+            tries = run(self, groups, new, &limits);
+            if tries.is_empty() || retries == 0 || self.clock.now() >= until {
+                break;
+            }
+            // The sessions of these attempts have ended. The server may have closed every idle connection.
+            retries -= 1;
+            groups = Vec::new();
         }
-        // The sessions of these attempts have ended. The server may have closed every idle connection.
-        retries -= 1;
-        groups = Vec::new();
+        // Last, since each of them may wait for a connection.
+        for release in unanswered {
+            release.answer = Some(resolve_release(self, release.lease, deadline));
+        }
     }
-    // Last, since each of them may wait for a connection.
-    for release in unanswered {
-        release.answer = Some(resolve_release(store, release.lease, deadline));
+
+    /// Renews a lease: see [`Backend::renew`](lockkeeper_core::Backend::renew).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn renew(
+        &self,
+        lease: &mut SessionLease<C>,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        let renewal = RenewRequest {
+            lease,
+            ttl,
+            deadline,
+            answer: None,
+        };
+        let mut one = [Operation::Renew(renewal)];
+        self.batch(&mut one);
+        match one {
+            [Operation::Renew(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
+            _ => Err(senseless()),
+        }
+    }
+
+    /// Releases a lease: see [`Backend::release`](lockkeeper_core::Backend::release).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn release(
+        &self,
+        lease: &mut SessionLease<C>,
+        deadline: HostInstant,
+    ) -> Result<Released, Error> {
+        let release = ReleaseRequest {
+            lease,
+            deadline,
+            answer: None,
+        };
+        let mut one = [Operation::Release(release)];
+        self.batch(&mut one);
+        match one {
+            [Operation::Release(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
+            _ => Err(senseless()),
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use lockkeeper_core::{Error, ErrorKind, Key, OpenContext};
 
-use crate::keys::{SOCKET, TLS};
-use crate::options::{Endpoint, RemoteOptions, given_once};
+use lockkeeper_remote::keys::{SOCKET, TLS};
+use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
 /// Returns the options and the database of a URL and its keys. `examples` says what to write where the URL names no server.
 ///
