@@ -26,6 +26,7 @@ mod row;
 mod scale;
 mod store;
 mod threads;
+mod trace;
 mod waiting;
 mod wakes;
 
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
     let done = match words.split_first() {
         Some((word, rest)) if word == process::CHILD => process::child(rest),
         Some((word, rest)) if word == peers::PEERS => peers::run(rest),
+        Some((word, rest)) if word == trace::TRACE => trace::run(rest, ALL),
         _ => run(&words),
     };
     match done {

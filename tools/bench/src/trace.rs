@@ -1,0 +1,35 @@
+//! One free lock and its drop, for `scripts/trace`, which counts the functions of ours that they enter.
+
+use std::error::Error;
+use std::hint::black_box;
+
+use lockkeeper::LockKeeper;
+
+use crate::raw::Done;
+use crate::store::{Kind, Store};
+
+/// The first argument of a process that is traced.
+pub(crate) const TRACE: &str = "trace";
+
+/// Pairs before the traced one: they connect, start threads, and load what is loaded once.
+const WARM_UP: usize = 20;
+
+/// Runs the pair on a store of the kind with this name.
+pub(crate) fn run(words: &[String], kinds: &[Kind]) -> Done {
+    let wanted = words.first().map_or("redis", String::as_str);
+    let kind = kinds.iter().copied().find(|kind| kind.word() == wanted);
+    let store = Store::start(kind.ok_or_else(|| format!("no store is called {wanted}"))?)?;
+    let keeper = store.open("")?;
+    for _ in 0..WARM_UP {
+        drop(keeper.lock("warm")?);
+    }
+    traced(&keeper)
+}
+
+/// What the debugger stops at.
+#[inline(never)]
+fn traced(keeper: &LockKeeper) -> Result<(), Box<dyn Error>> {
+    let guard = keeper.lock(black_box("traced"))?;
+    drop(guard);
+    Ok(())
+}
