@@ -1,6 +1,10 @@
-//! A backend of this workspace is in every list that CONTRIBUTING's "A new backend" names.
+//! A backend of this workspace is in every list that CONTRIBUTING's "A new backend" names. The files of core and of
+//! the backends import each other as [`imports`] says.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
+
+#[path = "workspace/imports.rs"]
+mod imports;
 
 use std::fs;
 use std::path::Path;
