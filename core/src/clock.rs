@@ -73,8 +73,8 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// The host's clock that never steps and keeps running during suspend: `CLOCK_BOOTTIME` on Linux and
-/// Android, `CLOCK_MONOTONIC` on Apple systems (which does the same there), else
+/// The host's clock that never steps and keeps running during suspend. It is `CLOCK_BOOTTIME` on
+/// Linux and Android, and `CLOCK_MONOTONIC`, which does the same, on Apple systems. Elsewhere it is
 /// [`std::time::Instant`].
 ///
 /// Processes of one host agree on it, so backends for one host may store its times. Only a time

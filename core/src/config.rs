@@ -188,7 +188,7 @@ impl Config {
         self.with(&keys::HANDOVER_TIME, time)
     }
 
-    /// Adds a time to the epochs of the store, so that the tokens of a name keep growing after its locks
+    /// Adds a time to the epochs of the store. Then the tokens of a name keep growing after its locks
     /// have moved here from another store.
     ///
     /// All stores count epochs in the same unit. Those of all but MySQL and MariaDB follow the clock. So tokens keep

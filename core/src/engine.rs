@@ -180,8 +180,8 @@ impl Engine {
     }
 }
 
-/// What the clones of a keeper share: the last of them waits for the releases of guards that were
-/// dropped, for as long as a request takes.
+/// What the clones of a keeper share. The drop of the last clone waits for the releases of dropped
+/// guards, at most as long as a request takes.
 pub(crate) struct AwaitReleases(Arc<Shared>);
 
 impl AwaitReleases {

@@ -174,8 +174,8 @@ impl LockKeeper {
         self.try_lock_for(name, deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Acquires the lock beside other shared holders, and waits as long as the keeper's default: for an
-    /// exclusive holder, and for those that have waited for longer.
+    /// Acquires the lock beside other shared holders. Waits, as long as the keeper's default, for an
+    /// exclusive holder and for those that have waited for longer.
     ///
     /// The threads of a process share one lease, so most of them cost no request to the store. The guard's
     /// token is larger than that of every exclusive grant before it.
@@ -287,9 +287,9 @@ impl LockKeeper {
     /// Ends all waits for locks of this keeper, and those that begin later, for the end of a program.
     ///
     /// They end with [`ErrorKind::Cancelled`], on all clones of the keeper, and leave nothing behind in
-    /// the store. `close` waits for that, and for releases that other threads have begun: for 2 s at
-    /// most, after which a store that hangs may still have requests. Do not call it from an
-    /// [`Observer`](crate::Observer), which would wait for itself.
+    /// the store. `close` waits for that, and for releases that other threads have begun, for 2 s at
+    /// most. After that time, requests may still be in flight to a store that hangs. Do not call it
+    /// from an [`Observer`](crate::Observer), which would wait for itself.
     ///
     /// Guards stay as they are: held, renewed and valid until they are released or dropped, so that
     /// the work under them can be finished. Calling it again does no harm. A

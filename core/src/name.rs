@@ -12,10 +12,10 @@ use crate::error::{Error, ErrorKind};
 pub const MAX_NAME_BYTES: usize = 512;
 
 /// The name of a lock: any UTF-8 string of 1 to 512 bytes. Two different strings are two different
-/// locks on every store: nothing is folded, trimmed, normalised or cut.
+/// locks on every store. Nothing is case-folded, trimmed, normalised or cut.
 ///
-/// Cloning is cheap, and a name that is kept is hashed only once: before a hot loop make the
-/// `LockName`, and lock by reference to it.
+/// Cloning is cheap, and a `LockName` is hashed only once. So make the `LockName` before a hot
+/// loop, and lock by reference to it.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;

@@ -209,8 +209,8 @@ impl AcquireOptions {
         self
     }
 
-    /// Checks the values that are set. The others are the keeper's, which were checked when it was built: a check
-    /// of all of them took a sixth of a lock within the process.
+    /// Checks the values that are set. The others are the keeper's, which were checked when it was built. A check
+    /// of all values took a sixth of the time of a lock within the process.
     pub(crate) fn check(&self, capabilities: &Capabilities) -> Result<(), Error> {
         self.mode.check(capabilities)?;
         self.wait.map_or(Ok(()), Wait::check)?;

@@ -1,5 +1,5 @@
-//! The primitives that the queue is built on (`tests/model/` compiles the queue against those of a
-//! model checker instead), and the fence around the user's code.
+//! The primitives that the queue is built on, and the functions that catch panics of the user's
+//! code. `tests/model/` compiles the queue against the primitives of a model checker instead.
 
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 

@@ -15,13 +15,13 @@ pub const MAX_EPOCH: u64 = (1 << 56) - 1;
 /// A second is this power of two of epochs, as in MySQL's `UUID_SHORT()`.
 const SECOND_BITS: u32 = 24;
 
-/// Returns the epoch of a time: the number of 2^-24 s (60 ns) since 1970-01-01 00:00 UTC, from 1 (also
-/// before 1970) to [`MAX_EPOCH`] (also after 2106-02-07).
+/// Returns the epoch of a time: the number of 2^-24 s (60 ns) since 1970-01-01 00:00 UTC. It is at
+/// least 1, also before 1970, and at most [`MAX_EPOCH`], also after 2106-02-07.
 ///
 /// All stores count in this unit, which is that of MySQL's `UUID_SHORT()`. So tokens keep growing when
 /// the locks move from one kind of store to another. A backend that has no better counter mints
-/// `max(epoch_at(now), last + 1)`: its epochs grow when the clock steps back, and when the store has
-/// forgotten its last epoch.
+/// `max(epoch_at(now), last + 1)`. Then epochs also grow when the clock steps back, and when the store
+/// has forgotten its last epoch.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;

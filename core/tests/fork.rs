@@ -65,9 +65,9 @@ fn owner() -> Owner {
 /// The pid and the nonce of a request that a forked child makes.
 fn owner_of_a_fork() -> (u32, u64) {
     let (mut here, mut there) = UnixStream::pair().unwrap();
-    // SAFETY: only this thread continues in the child. It uses memory (which the C library keeps
-    // usable over a fork), a thread and a socket of its own, and ends without the exit handlers that
-    // the parent has registered.
+    // SAFETY: only this thread continues in the child. The child uses memory, which the C library
+    // keeps usable over a fork, and a thread and a socket of its own. It ends without the exit
+    // handlers that the parent registered.
     #[allow(
         unsafe_code,
         reason = "there is no safe fork, and forks are what is tested"

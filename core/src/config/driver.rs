@@ -34,17 +34,17 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// [`open`](Driver::open).
     fn keys(&self) -> &'static [KeySpec];
 
-    /// Returns what to write instead of a key that other clients of these stores take, such as `sslmode`: the end of the
-    /// error about that key. The default is none, and the error names the nearest key.
+    /// Returns what to write instead of a key that other clients of these stores take, such as `sslmode`. It
+    /// becomes the end of the error about that key. The default is none; then the error names the nearest key.
     fn advice(&self, key: &str) -> Option<&'static str> {
         let _ = key;
         None
     }
 
-    /// Returns whether the epochs of these stores follow the wall clock, as those of
-    /// [`epoch_at`](crate::epoch_at) do: then tokens keep growing when locks move here from another
-    /// store. The default is false. Where a fallback is listed and one of the stores returns false,
-    /// opening warns of it.
+    /// Returns whether the epochs of these stores follow the wall clock, as
+    /// [`epoch_at`](crate::epoch_at) does. Then tokens keep growing when locks move here from
+    /// another store. The default is false. If a fallback is listed and one of the stores returns
+    /// false, opening warns of it.
     fn epochs_follow_clock(&self) -> bool {
         false
     }

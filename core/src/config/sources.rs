@@ -31,8 +31,8 @@ impl Config {
         Self::from_vars(prefix, std::env::vars_os())
     }
 
-    /// Returns the variables beside `{prefix}_URL` from which [`from_env`](Self::from_env) would take a key, for a program
-    /// that has its URL from elsewhere: there they have no effect.
+    /// Returns the variables from which [`from_env`](Self::from_env) would take a key, without `{prefix}_URL`. In a
+    /// program that has its URL from elsewhere, they have no effect, so it can warn of them.
     pub fn keys_in_env(prefix: &str) -> Vec<String> {
         let settings = settings(prefix, std::env::vars_os());
         let keys = settings.filter(|(_, key, _)| key != "url");
@@ -98,8 +98,9 @@ fn settings(
     })
 }
 
-/// Returns whether Kubernetes sets a variable of this name by itself, for a service that is named as the prefix or begins
-/// with it: `_SERVICE_HOST`, `_SERVICE_PORT…`, `_PORT` and `_PORT_6379_TCP…`, or `_REDIS_SERVICE_HOST` and so on. See
+/// Returns whether Kubernetes sets a variable of this name by itself. It does so for each service that is named
+/// like the prefix or begins with it. For a service of the prefix's name: `_SERVICE_HOST`, `_SERVICE_PORT…`,
+/// `_PORT` and `_PORT_6379_TCP…`; for a longer name: `_REDIS_SERVICE_HOST` and so on. See
 /// <https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables>.
 fn is_service_link(key: &str) -> bool {
     let key = format!("_{key}_");

@@ -46,9 +46,9 @@ pub trait Admin: fmt::Debug + Send + Sync {
     /// Takes a name from the holder that [`held`](Self::held) has shown, and wakes one waiter. Returns
     /// false if that hold is over; a later holder keeps the name.
     ///
-    /// The former holder learns of it at once where the store can tell it, else at its next renewal or
-    /// release, and works on until then. The next holder's token is larger, so the data itself can refuse
-    /// late writes.
+    /// The former holder is notified at once where the store can do that. Otherwise it works on until its
+    /// next renewal or release. The next holder's token is larger, so the data itself can refuse late
+    /// writes.
     ///
     /// # Errors
     /// As [`held`](Self::held); [`ErrorKind::Unknown`] if the name may or may not have been taken.

@@ -44,10 +44,10 @@ use crate::error::ErrorKind;
 ///   [`ErrorKind::Unavailable`]; a reply that did not come is [`ErrorKind::Unknown`]. The engine asks
 ///   again then, under the same [`owner`](AcquireRequest::owner); a backend makes one attempt.
 /// - **Waiting** is by notification; a jittered poll at most every 1 s covers lost notifications. One release wakes
-///   one waiter, and a waiter that is granted a shared lease or a permit wakes the next one that can be granted
-///   beside it. First come, first served, whatever the modes: an attempt does not pass a waiter that came before it,
-///   though it could be granted. Processes that waited get the name before the process that kept it busy. A notified
-///   waiter that does not come delays the others for a short time only.
+///   one waiter. A waiter that is granted a shared lease or a permit wakes the next waiter that can be granted
+///   beside it. First come, first served, whatever the modes: an attempt does not pass a waiter that came before
+///   it, though it could be granted. Processes that waited get the name before the process that kept it busy. A
+///   notified waiter that does not come delays the others for a short time only.
 /// - **Nothing stays behind** after an acquisition that was not granted: no waiter's entry, no
 ///   connection, no thread.
 /// - **No panic, no call without an end.** Every call returns by its deadline, and
@@ -66,16 +66,16 @@ pub trait Backend: StoreInfo {
     /// returns `Ok(None)`, the backend calls [`AcquireRequest::contended`].
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] if nothing can have been granted; [`ErrorKind::Unknown`] if the
-    /// store was asked and did not reply, so that it may have granted the name to this
+    /// [`ErrorKind::Unavailable`] if nothing can have been granted. [`ErrorKind::Unknown`] if the
+    /// store did not reply to a request, so it may have granted the name to this
     /// [`owner`](AcquireRequest::owner).
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Self::Lease>>, Error>;
 
     /// Frees what an unanswered attempt of `request` may have been granted.
     ///
-    /// A thread of the keeper calls it after an acquisition that ended without a grant and with
-    /// [`ErrorKind::Unknown`]; the process requests the name again after that. The call returns by
-    /// [`AcquireRequest::end`] and reports nothing: the ttl frees the name where it fails. The default does nothing.
+    /// A thread of the keeper calls it after an acquisition that ended with [`ErrorKind::Unknown`]. The process
+    /// requests the name again only after that. The call returns by [`AcquireRequest::end`] and reports nothing:
+    /// the ttl frees the name where it fails. The default does nothing.
     fn abandon(&self, request: &AcquireRequest<'_>) {
         let _ = request;
     }
@@ -143,8 +143,8 @@ pub trait Backend: StoreInfo {
     /// Returns SQL by which a transaction of the application can check that this lease stands;
     /// `None` if the store cannot be asked from there.
     ///
-    /// It does no I/O. The SQL must give 1 for no later lease of the name, and must answer for the
-    /// time at which it runs, whatever snapshot the transaction sees. A backend that has it
+    /// It does no I/O. The SQL must not return 1 for a later lease of the name. It must answer for
+    /// the time at which it runs, whatever snapshot the transaction sees. A backend that has it
     /// declares [`Capability::CommitProof`](crate::Capability::CommitProof).
     fn proof(&self, lease: &Self::Lease) -> Option<Proof> {
         let _ = lease;

@@ -57,8 +57,8 @@ pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns SQL by which a transaction of the application takes the exclusive lock of a name until the transaction
-    /// ends, after a wait of at most `wait`; `None` if the store has no such lock.
+    /// Returns the SQL by which a transaction of the application acquires a name's exclusive lock until the
+    /// transaction ends. The SQL waits for at most `wait`. `None` if the store has no such lock.
     ///
     /// It does no I/O. The lock and the leases of the name must exclude each other, and its epoch grows as theirs do.
     fn transaction_lock(&self, name: &LockName, wait: Duration) -> Option<TransactionLockSql> {
@@ -275,8 +275,8 @@ pub struct AcquireRequest<'a> {
 }
 
 impl<'a> AcquireRequest<'a> {
-    /// Makes the request of a single attempt under a new owner, as a test of a backend needs it, and a store
-    /// that is made of others.
+    /// Makes the request of a single attempt under a new owner. Tests of a backend need it, and stores that
+    /// consist of other stores.
     pub fn attempt(name: &'a LockName, ttl: Duration, clock: &'a dyn Clock) -> Self {
         Self {
             name,
@@ -364,8 +364,8 @@ impl<'a> AcquireRequest<'a> {
         self
     }
 
-    /// Returns the time by which the call returns, whatever the store does. This is the one bound of all that is
-    /// asked for an acquisition: each attempt, its repetition after a lost reply, and the confirmation of its grant.
+    /// Returns the time by which the call returns, whatever the store does. It bounds every request of the
+    /// acquisition: each attempt, its repetition after a lost reply, and the confirmation of its grant.
     ///
     /// It is 80 ms behind the [`deadline`](Self::deadline), so that the store can still answer the last attempt. For
     /// a single attempt, it is [`Capabilities::attempt_limit`](crate::Capabilities::attempt_limit) behind the start.

@@ -8,7 +8,7 @@ use crate::sync::lock;
 
 /// Asks a keeper to verify its leases at once. A backend calls it when it notices that leases may have ended.
 ///
-/// A backend gets it by [`Backend::watch_leases`](crate::Backend::watch_leases). Clones are for the
+/// A backend receives it in [`Backend::watch_leases`](crate::Backend::watch_leases). Clones ask the
 /// same keeper. It does not keep the keeper alive.
 #[derive(Clone)]
 pub struct LeaseVerifier {
@@ -28,14 +28,14 @@ impl LeaseVerifier {
         }
     }
 
-    /// Makes the keeper renew all its leases now, in batches, on its own threads. Those that the store
-    /// no longer has are lost as soon as it says so. A fixed lease is renewed, too, but for no longer
-    /// than it has left.
+    /// Makes the keeper renew all its leases now, in batches, on its own threads. A lease that the
+    /// store no longer has is lost as soon as the store says so. A fixed lease is renewed, too, but
+    /// only for the time that it has left.
     ///
-    /// It returns at once, may be called from any thread and as often as there is a reason. Calls that come close
-    /// together cost one round. The first call is served at once. The next round follows after 50 ms, or after twice
-    /// the time of the last one if that is longer, but after 1 s at the latest. Returns false if the keeper has
-    /// ended: forget the verifier then.
+    /// This returns at once. Call it from any thread, as often as there is a reason. Calls that come close
+    /// together cost one round. The first call is served at once. The next round follows after twice the time that
+    /// the last one took, but not before 50 ms and not later than 1 s. Returns false if the keeper has ended:
+    /// forget the verifier then.
     pub fn verify(&self) -> bool {
         (self.verify)()
     }

@@ -60,8 +60,8 @@ impl Closing {
 }
 
 impl Engine {
-    /// Ends all acquisitions with [`ErrorKind::Cancelled`]. It waits until none is under way, and no lease is on its
-    /// way back to the store, at most as long as a request takes.
+    /// Ends all acquisitions with [`ErrorKind::Cancelled`]. Waits until no acquisition and no release is under way,
+    /// at most as long as a request takes.
     pub(crate) fn close(self: &Arc<Self>) {
         // Wakes the threads that wait in the store; those in the queue are not registered.
         self.closing.token.cancel();

@@ -1,10 +1,11 @@
-//! The queue inside the process: for every name in use, which thread asks the store, the holds, and
-//! the threads that wait, first come, first served. `name_state.rs` has the rules for one name.
+//! The queue inside the process. For every name in use, it knows the thread that asks the store,
+//! the holds, and the threads that wait, first come, first served. `name_state.rs` has the rules
+//! for one name.
 //!
-//! Every change of a name happens under its shard's mutex, and that alone decides races such as "the
-//! wait ends while the lease is handed over". The queue knows neither time nor store, so a model
-//! checker can run all of it: `tests/model/` compiles this file, `key.rs`, `names_in_use.rs`, `name_state.rs`,
-//! `holds.rs` and `waiter.rs`.
+//! Every change of a name happens under its shard's mutex. The mutex alone decides races, such as a wait that
+//! ends during a hand-over. The queue knows neither time nor store, so a model checker can run all of it.
+//! `tests/model/` compiles this file, `key.rs`, `names_in_use.rs`, `name_state.rs`, `holds.rs` and
+//! `waiter.rs`.
 //!
 //! Lock order: a shard, then a waiter's slot. Closures that run under a shard's mutex must not
 //! call the queue.

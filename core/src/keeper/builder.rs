@@ -102,7 +102,7 @@ impl LockKeeperBuilder {
         self
     }
 
-    /// Adds a time to the epochs of the store, so that the tokens of a name keep growing after its locks
+    /// Adds a time to the epochs of the store. Then the tokens of a name keep growing after its locks
     /// have moved here from another store. Default: 0 s. [`Config::epoch_offset`] says when to use it.
     ///
     /// [`Config::epoch_offset`]: crate::Config::epoch_offset

@@ -26,10 +26,10 @@ use crate::token::FencingToken;
 /// It can be moved to another thread and shared by several.
 ///
 /// # Loss
-/// A guard can be lost: the store was unreachable for too long, the process was stopped, an operator
-/// removed the lock, or a fixed lease ran out. It calls itself lost at its own deadline, before the
-/// store grants the name to anyone else, with or without word from the store, and stays lost. Call
-/// [`ensure_held`](Self::ensure_held) before what must not happen without the lock, or pass
+/// A guard can be lost. Either the store was unreachable for too long, the process was stopped, an
+/// operator removed the lock, or a fixed lease ended. Without a reply from the store, it is lost at
+/// its own deadline, before the store grants the name to another holder. A lost guard stays lost.
+/// Call [`ensure_held`](Self::ensure_held) before what must not happen without the lock, or pass
 /// [`token`](Self::token) along, so that the data itself refuses a late write.
 ///
 /// ```

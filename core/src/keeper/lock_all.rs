@@ -21,9 +21,9 @@ impl LockKeeper {
     /// Acquires the locks of several names, all or none, and waits for them as long as the keeper's
     /// default, all together.
     ///
-    /// The order of `names` does not matter, and a name that is in it twice counts once: names are locked in the
-    /// order of their bytes. So callers that lock overlapping sets never wait for each other in a circle, as long as
-    /// they hold no other lock. Names that are free cost one request to the store where it takes several at once.
+    /// Names are locked in the order of their bytes, whatever the order of `names`. A name that occurs twice counts
+    /// once. So callers that lock overlapping sets never wait for each other in a circle, as long as they hold no
+    /// other lock. Names that are free cost one request to the store where it takes several at once.
     ///
     /// ```
     /// # use lockkeeper_core as lockkeeper;
@@ -38,9 +38,9 @@ impl LockKeeper {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when another holder had one of them, which the error names, until the end of the wait;
-    /// [`ErrorKind::Lost`] when one was lost while the others were waited for; others as
-    /// [`lock`](Self::lock). None is held then.
+    /// [`ErrorKind::TimedOut`] if another holder had one of the names until the end of the wait; the error says
+    /// which name. [`ErrorKind::Lost`] if one was lost during the wait for the others. Other errors as for
+    /// [`lock`](Self::lock). After an error, none of the names is held.
     pub fn lock_all<N: AsLockName>(
         &self,
         names: impl IntoIterator<Item = N>,

@@ -115,10 +115,10 @@ impl LostSignal {
     /// Calls `callback` once when the guard is lost, and drops it uncalled when the guard is
     /// released. If the guard is lost already, this thread calls it at once.
     ///
-    /// It is called on a thread of the keeper, or on the one that drops the guard if that is the
-    /// first to notice the loss. The keeper has let go of the name by then, so the callback may lock
-    /// it again. It should be quick: a few callbacks that hang can delay renewals. A panic in it, also
-    /// in the drop of what it captured, is caught.
+    /// A thread of the keeper calls it. If the thread that drops the guard is the first to notice the
+    /// loss, that thread calls it. The keeper no longer holds the name then, so the callback may lock
+    /// it again. The callback should be quick: a few callbacks that hang can delay renewals. A panic
+    /// in the callback, or in the drop of its captures, is caught.
     pub fn on_lost(&self, callback: impl FnOnce() + Send + 'static) {
         let guards = match &self.guards {
             Guards::One(guard) => {

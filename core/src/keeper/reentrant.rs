@@ -67,8 +67,8 @@ impl ReentrantKeeper {
         self.lock_in(&name, Mode::Exclusive)
     }
 
-    /// Acquires the lock beside other shared holders as [`LockKeeper::lock_shared`] does, or at once if this
-    /// thread holds it in either mode: an exclusive holder may read.
+    /// Acquires the lock beside other shared holders, as [`LockKeeper::lock_shared`] does. If this thread
+    /// holds it in either mode, it is acquired at once: an exclusive holder may read.
     ///
     /// # Errors
     /// As [`LockKeeper::lock_shared`], and [`ErrorKind::Lost`] as [`lock`](Self::lock).

@@ -180,8 +180,8 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Returns whether this process leads and should go on: the lock is held, and neither the keeper was closed
-    /// nor the token of the options cancelled.
+    /// Returns whether this process leads and should go on. It does until the lock is lost, the keeper is
+    /// closed, or the options' token is cancelled.
     pub fn leads(&self) -> bool {
         self.guard.is_held() && !self.cancel.is_cancelled()
     }

@@ -40,8 +40,9 @@ pub struct Semaphore {
 }
 
 impl LockKeeper {
-    /// Returns the semaphore of a name, of which up to `permits` are held at the same time: from 1 to
-    /// [`MAX_PERMITS`](crate::MAX_PERMITS), or to what the store takes. It asks the store for nothing.
+    /// Returns the semaphore of a name. Up to `permits` permits are held at the same time, from 1 to
+    /// [`MAX_PERMITS`](crate::MAX_PERMITS), or to the largest limit of the store. It asks the store
+    /// for nothing.
     ///
     /// All programs have to use the same number. While permits are held under one, acquiring under another
     /// is [`ErrorKind::LimitMismatch`].

@@ -68,8 +68,8 @@ fn observed_with_long_leases(store: &Arc<ScriptedStore>) -> (LockKeeper, Ends) {
     observed(store.builder().lease(LeasePolicy::Renewed { ttl }))
 }
 
-/// Waits until the lease was verified: a store that answers again is asked for all leases, and the drop of a
-/// guard does not wait for that.
+/// Waits until the lease is verified. When a store answers again, the keeper verifies all leases, and the
+/// drop of a guard does not wait for that.
 fn wait_until_verified(store: &ScriptedStore, guard: &LockGuard) {
     store.wait_for(guard.name().as_str(), "renew", 1);
     // It waits for the renewal that has the lease.

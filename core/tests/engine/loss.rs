@@ -34,8 +34,8 @@ fn answer_after_the_deadline_revives_nothing_even_if_the_loss_was_not_seen_befor
     let store = ScriptedStore::new();
     let guard = store.keeper().acquire("a", &fixed(12 * SECOND));
     let guard = guard.unwrap().unwrap();
-    // Requested 3 s before the deadline at 11 s, and answered 4 s after it: by then the store's lease
-    // would run on until 20 s.
+    // The renewal is requested 3 s before the deadline at 11 s, and answered 4 s after it. By the
+    // reply, the store's lease would last until 20 s.
     store.clock.advance(8 * SECOND);
     store.renewals("a", Renewals::Late(7 * SECOND));
     assert_eq!(guard.renew().unwrap_err().kind(), ErrorKind::Lost);

@@ -8,11 +8,10 @@ use crate::config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, Takes};
 use crate::contract::provider::LockProvider;
 use crate::error::Error;
 
-/// A store that a store is made of: [`OpenContext::members`] lists them. It can be opened at any time, since a
-/// store may do without a member that cannot be reached.
+/// A store that is part of another store: [`OpenContext::members`] lists them. It can be opened at any time,
+/// since the whole may do without a member that cannot be reached.
 ///
-/// A member has the common keys of the store that it is part of, such as the namespace, and keys of its own
-/// in its URL.
+/// A member has the common keys of the whole, such as the namespace. Its URL has its own keys.
 #[derive(Clone, Debug)]
 pub struct Member {
     drivers: Drivers,
