@@ -111,8 +111,8 @@ impl MemoryProvider {
         names
     }
 
-    /// Ends all leases on `name`, of its lock and of its permits: the guards are lost at once, and the next
-    /// waiters are granted the name. Returns `false` if it was not held.
+    /// Ends all leases on `name`, of its lock and of its permits. Their guards are lost at once, and the
+    /// next waiters are granted the name. Returns `false` if it was not held.
     pub fn evict(&self, name: &LockName) -> bool {
         self.store.evict(self.store.leases(Some(name)))
     }

@@ -14,8 +14,8 @@ use super::retry::BusyRetry;
 use super::store::Store;
 use super::wait_queue::NextHolder;
 
-/// The largest number of operations in a transaction: some 400 µs, in which no other process writes. 128 and
-/// 256 gave no more grants per second.
+/// The largest number of operations in a transaction. They take some 400 µs, in which no other process can
+/// write. 128 and 256 gave no more grants per second.
 pub(super) const MAX_OPERATIONS: usize = 64;
 
 type BatchOperation<'a> = Operation<'a, SqliteLease>;

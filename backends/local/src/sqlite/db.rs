@@ -71,8 +71,8 @@ impl Db {
         })
     }
 
-    /// Runs `work` like [`run`](Self::run), in a transaction that writes from its start: a transaction
-    /// that begins to write later fails if another process wrote in between.
+    /// Runs `work` like [`run`](Self::run), in a transaction that holds the write lock from its start.
+    /// A transaction that takes the write lock later fails if another process wrote in between.
     pub(super) fn transact<T>(
         &self,
         retry: &BusyRetry<'_>,

@@ -11,7 +11,7 @@ use super::process::Process;
 use super::store::Store;
 
 /// Builds the statement that inserts a grant. The epoch is the larger of the clock and the file's last
-/// epoch + 1, so epochs grow when the clock steps back and when the file was deleted.
+/// epoch + 1. So epochs also grow when the clock steps back, and when the file was deleted.
 macro_rules! grant {
     ($verb:literal, $slot:literal, $contended:literal, $end:literal) => {
         concat!(

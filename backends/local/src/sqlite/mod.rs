@@ -127,10 +127,10 @@ impl Driver for SqliteDriver {
 ///   So is opening the file in the child before that provider is dropped. Open the file after forking.
 /// - While another connection of this program keeps a deleted `-wal` or `-shm` file open, no lock is
 ///   granted or renewed ([`ErrorKind::Unavailable`]; Linux).
-/// - Containers can share a file by mounting its folder, and then share the host's clock, but dead
-///   holders are found at once only within one pid namespace. Refused with
-///   [`Incompatible`](ErrorKind::Incompatible) are a file that is mounted alone or has hard links, and
-///   a container with an offset of its boottime clock (time_namespaces(7)).
+/// - Containers can share a file by mounting its folder. Dead holders are found at once only within
+///   one pid namespace. A file that is mounted alone or has hard links is refused with
+///   [`Incompatible`](ErrorKind::Incompatible). So is a container whose boottime clock has an offset
+///   (time_namespaces(7)).
 #[derive(Clone, Debug)]
 pub struct SqliteProvider {
     store: Arc<Store>,

@@ -61,9 +61,9 @@ impl Opened {
 
     /// Writes a long log back to the database, and truncates it.
     ///
-    /// SQLite writes it back after a commit, too, but lets other processes append meanwhile, and begins a new log
-    /// only when all of it is written back. While several processes write all the time, that never happens: the
-    /// log grew by 60 MB a second.
+    /// SQLite writes the log back after commits, too, but other processes append meanwhile. It starts a new log
+    /// only when the whole log is written back. While several processes write all the time, that never happens:
+    /// the log grew by 60 MB a second.
     pub(super) fn shorten_log(&self) {
         let log = fs::metadata(with_suffix(&self.path, "-wal"));
         if log.is_ok_and(|log| log.len() > LONG_LOG) {

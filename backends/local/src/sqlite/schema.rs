@@ -18,11 +18,11 @@ const VERSION: i32 = 2;
 /// The id of a waiter is never used again, even in a file that replaced a deleted one: waiters
 /// recognise their rows by it.
 ///
-/// A row of `lock` is a holder of a lock (`permits` 0), in one of its slots if it is shared, or a permit of
-/// the semaphore of that name (`permits` 1). `mode` is 0 for an exclusive lock, -1 for a shared one, and the
-/// limit of a semaphore. A row with `epoch` 0 reserves its slot for the waiter `reserved`. `asked` and
-/// `expires` are times of `lockkeeper_core::SystemClock` in ns; `since` is Unix time in ms. `place` is the
-/// pid scope of a process.
+/// A row of `lock` is a holder of a lock (`permits` 0) or a permit of the semaphore of that name (`permits`
+/// 1). Shared holders and permits have a slot each. `mode` is 0 for an exclusive lock, -1 for a shared one,
+/// and the limit of a semaphore. A row with `epoch` 0 reserves its slot for the waiter `reserved`. `asked`
+/// and `expires` are times of `lockkeeper_core::SystemClock` in ns; `since` is Unix time in ms. `place` is
+/// the pid scope of a process.
 const TABLES: &str = "
 CREATE TABLE lock (
   namespace TEXT NOT NULL,
@@ -106,8 +106,9 @@ pub(super) fn prepare(connection: &Connection) -> Result<bool, AttemptError> {
     }
     // Locks need not survive a power failure, which ends all holders; epochs come from the clock.
     connection.execute_batch("PRAGMA synchronous = NORMAL")?;
-    // SQLite can undo each grant of a batch alone. By default that takes a block of 64 KB for each grant, which
-    // malloc gets from the kernel and gives back: a third of the CPU time of a batch.
+    // SQLite can undo a single statement of a transaction, for which it keeps a journal in a temporary file.
+    // By default that takes a block of 64 KB for each grant of a batch. The allocator gets the block from
+    // the kernel and returns it, which took a third of a batch's CPU time.
     connection.execute_batch("PRAGMA temp_store = MEMORY")?;
     if found != FileKind::Empty {
         return Ok(false);

@@ -103,8 +103,8 @@ impl Program {
     }
 }
 
-/// Asserts that the lock of a program that forked is held by its child, and that it can be acquired when
-/// the child ends, which ends without a release.
+/// Asserts that the child of a program that forked holds the program's lock. The child ends without a
+/// release, and then the lock can be acquired.
 fn assert_child_holds(mut program: Program, file: &Path) {
     assert_eq!(program.next_line(), "held");
     // Keeps the standard input of the forked child open.

@@ -96,8 +96,8 @@ impl SocketFolder {
         parker.with_sockets((receiver, own_sender))
     }
 
-    /// Lets the users who may write the database notify a socket: gives the socket the database's permissions, and its owner
-    /// and group where this user may.
+    /// Gives a socket the database's permissions, and its owner and group where this user may. So all users who may
+    /// write the database can notify the socket.
     fn share(&self, socket: &Path) -> io::Result<()> {
         let database = fs::metadata(&self.database)?;
         // The folder's owner could put another file in the socket's place, which only this user may change.

@@ -36,8 +36,8 @@ impl TestStore for SqliteStore {
 
 mode_cases!(SqliteStore);
 
-/// Names the database for [`child`] when it runs as another process: it acquires a shared lock and one of
-/// two permits, and holds them until standard input ends.
+/// The variable that names the database for [`child`] in another process. The child acquires a shared
+/// lock and one of two permits, and holds them until standard input ends.
 const CHILD: &str = "TESTKIT_LOCAL_MODES_FILE";
 
 const TWO: Mode = Mode::Permit { limit: 2 };
