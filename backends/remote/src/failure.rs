@@ -13,8 +13,8 @@ use crate::options::Endpoint;
 pub enum Failure {
     /// The request never reached the server.
     NotSent(Error),
-    /// The connection has ended, and with it everything that the server granted on it; or it leads to
-    /// the wrong server, such as a former primary. A new connection may be better.
+    /// The connection has ended, or it leads to the wrong server, such as a former primary. What the
+    /// server granted on it is gone. A new connection may work.
     Closed(Error),
     /// No reply came: the server may have carried out the request, or may do so later.
     Unanswered(Error),

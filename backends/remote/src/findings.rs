@@ -21,8 +21,8 @@ pub fn restart_finding(grace: Duration) -> Finding {
         .meaning("nothing is granted for that long after a restart, which forgets all locks")
 }
 
-/// Compares a pool's size with the limits of a server on which `open` connections are open: `most` of all users, and
-/// `own` of this one, which `own_name` sets. 0 is no limit.
+/// Compares a pool's size with the limits of a server that has `open` connections. `most` is the limit for all
+/// users together, and `own` that of this user, which the setting `own_name` has. 0 is no limit.
 pub fn connections_finding(
     open: u64,
     most: u64,

@@ -8,8 +8,8 @@ use crate::failure::Server;
 
 /// The time at which a server that was started not long ago grants again.
 ///
-/// A connection gets one when it is opened, since a restart breaks all connections, and checks it before
-/// each request that can be granted a name. Renewals and releases need no check.
+/// Each connection has one from its opening, since a restart breaks all connections. The connection
+/// checks it before each request that can be granted a name. Renewals and releases need no check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestartGrace {
     grace: Duration,

@@ -1,7 +1,7 @@
 //! Requests by HTTP/1.1 on one connection, for stores that are asked that way.
 //!
-//! An HTTP client of its own would bring some 20 crates, a pool without the caller's deadline, and errors that do
-//! not tell whether a request was sent. What stores need of HTTP is small.
+//! Stores need only a small part of HTTP. A crate for HTTP would bring some 20 crates more, and a pool that
+//! ignores the caller's deadline. Its errors would not tell whether a request was sent.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

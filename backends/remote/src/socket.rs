@@ -247,8 +247,8 @@ impl SocketTimeout {
 
 /// Returns whether a connection is open and nothing waits to be read. Does not block.
 ///
-/// A server speaks only when it is asked. What waits on a connection of which nothing was asked is
-/// therefore the end of the stream, an error, or a farewell before the end, such as TLS's own alert.
+/// A server sends only replies. So on a connection without a request, only its end can be readable:
+/// the end of the stream, an error, or TLS's alert before it.
 pub fn is_quiet(socket: &TcpStream) -> bool {
     #[cfg(unix)]
     let peeked =

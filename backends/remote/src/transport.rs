@@ -11,8 +11,8 @@ pub(crate) trait Layer: Read + Write + Send {}
 
 impl<T: Read + Write + Send> Layer for T {}
 
-/// A connected byte stream of the application's, on which nothing was sent yet: a socket, such as that of a tunnel, and what
-/// the application encrypts over it. Dropping it closes the socket.
+/// A connected byte stream that the application supplies, on which nothing was sent yet. It is a socket, such as
+/// that of a tunnel, and optionally a layer that encrypts over it. Dropping it closes the socket.
 pub struct Transport {
     pub(crate) socket: TcpStream,
     pub(crate) layer: Option<Box<dyn Layer>>,
