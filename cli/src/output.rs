@@ -61,8 +61,8 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     print(&json(serde_json::to_string_pretty(value))?)
 }
 
-/// Returns a JSON text with an escape in place of each character that a terminal would not show as it is, such as a C1
-/// control or a change of direction. Such characters are only in its strings.
+/// Returns a JSON text in which each character that a terminal does not show as it is, is escaped. Examples are C1
+/// controls and changes of direction. Such characters occur only in strings.
 pub(crate) fn json(text: serde_json::Result<String>) -> Result<String, Failure> {
     let text = text.map_err(|error| Failure::system("write JSON", &error))?;
     let mut shown = String::with_capacity(text.len());

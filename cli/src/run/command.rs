@@ -156,8 +156,9 @@ fn only_zombies(group: Pid) -> bool {
     let group = group.to_string();
     let ended = |process: std::fs::DirEntry| {
         let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
-        // The name may have brackets. Behind it are state, parent, group, and 14 fields later the number
-        // of threads: a process whose first thread has ended is shown as a zombie while others run.
+        // The name may have brackets. After it come state, parent and group, and 14 fields later the
+        // number of threads. A process whose first thread has ended is shown as a zombie while other
+        // threads run.
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let state = fields.next()?;
         let is_member = fields.nth(1)? == group;

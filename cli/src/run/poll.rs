@@ -16,8 +16,8 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-/// How often `run` polls for what no signal tells it: the end of a process of the command's group that
-/// is not a child of `run`, or a claim of the watchdog.
+/// How often `run` polls for what no signal reports. That is a claim of the watchdog, or the end of a
+/// process in the command's group that is not a child of `run`.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Returns whether a file can be read from, or has ended, within `limit`.

@@ -62,8 +62,8 @@ pub(super) fn asks_for_end(signal: Signal) -> bool {
 
 /// Starts a thread that turns signals into events.
 ///
-/// Unless `is_running`, a signal that asks for an end cancels `wait`, a second one ends this process at once, and TSTP
-/// stops it as it does by default.
+/// Before `is_running` is set, the first signal that asks for an end cancels `wait`, and a second one ends this
+/// process at once. TSTP then stops this process, as it does by default.
 pub(super) fn listen(
     events: Sender<Event>,
     wait: CancelToken,
@@ -130,8 +130,9 @@ fn end_at_once(signal: Signal) -> ! {
     std::process::exit(Status::Signal(signal.as_raw()).code().into())
 }
 
-/// Keeps other processes of this user, such as the command, from reading the memory of this one, and its environment in
-/// /proc: they may hold a password. There is no core dump either. A program that this process starts is not affected.
+/// Prevents other processes of this user, such as the command, from reading this process' memory and environment in
+/// /proc. Both may contain a password. It prevents core dumps, too. A program that this process starts is not
+/// affected.
 pub(super) fn hide_memory() {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);

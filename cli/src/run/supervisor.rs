@@ -240,9 +240,9 @@ impl<'a> Supervisor<'a> {
             }
             Event::Renewed | Event::Lost => {}
             Event::Continued => self.continue_command(),
-            // No process would continue the command, so only a command that handles TSTP gets it. Not
-            // its group: a shell's child could stop between vfork and exec, and the shell, which the
-            // kernel does not stop there, would wait for it forever.
+            // No process would continue the command, so only a command that handles TSTP gets it. Its
+            // group does not get it: a shell's child could stop between vfork and exec. The kernel
+            // does not stop the shell then, which would wait for the child forever.
             Event::Signal(Signal::TSTP) if terminal::is_orphan() => {
                 self.command.signal_if_handled(Signal::TSTP);
             }

@@ -261,9 +261,9 @@ fn command_cannot_read_the_environment_of_run(rig: &Rig) {
     const NOBODY: u32 = 65_534;
     let mut command = rig.run_command(&["a"], "cat /proc/$PPID/environ > read || touch refused");
     if rustix::process::geteuid().is_root() {
-        // The program's own folder may be closed to other users.
-        // By a process of its own: what other threads start meanwhile would have a copy of this one open for writing, and a
-        // program that is open for writing is not run.
+        // The program's own folder may be closed to other users. Another process copies it. If this process did,
+        // children that other threads start meanwhile would inherit the file open for writing, and such a program
+        // cannot be run.
         let copied = std::process::Command::new("cp")
             .args([
                 env!("CARGO_BIN_EXE_lockkeeper").as_ref(),

@@ -122,8 +122,8 @@ fn second_signal_ends_a_release_that_hangs(rig: &Rig) {
 
 fn other_signals_do_not_end_the_wait(rig: &Rig) {
     let holder = rig.hold("a");
-    // In a group of its own, like a job of a shell: in an orphaned group, as the one of these tests may
-    // be, TSTP stops no process.
+    // The process gets a group of its own, like a job of a shell. In an orphaned group, as that of
+    // these tests may be, TSTP stops no process.
     let mut job = rig.run_command(&["a"], "touch started");
     let mut waiter = Running(Some(job.process_group(0).spawn().unwrap()));
     rig.until_waited_for("a", 1);
