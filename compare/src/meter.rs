@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use crate::cancel::Cancellation;
 use crate::error::Error;
 
-/// A server notices with a delay that a connection was closed, so the number of connections
-/// is polled at this interval until it stays the same.
+/// The number of connections is polled at this interval until it stays the same. A server notices
+/// with a delay that a connection was closed.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// On a server that others use, too, it may never stay the same.
 const MAX_POLLS: usize = 100;

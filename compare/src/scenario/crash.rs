@@ -1,9 +1,9 @@
-//! The holder dies without releasing: a real process, killed; for a store that only one process can
-//! see, a thread that panics.
+//! The holder dies without releasing. It is a real process that is killed; on a store that only one
+//! process can see, it is a thread that panics.
 //!
-//! Right: no other program is let in while the holder lives, and the next one gets the lock within
-//! ttl + 1 s after its death, or at once if the store can tell. A lock without a time to live stays
-//! forever.
+//! Right: no other program gets in while the holder lives. The next one gets the lock within ttl +
+//! 1 s after the holder's death, or at once if the store notices the death. A lock without a time
+//! to live stays forever.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,10 @@
-//! Threads of three programs want one of five permits, and a fourth program is killed while it holds two: a
-//! real process; for a store that only one process can see, a thread that panics.
+//! Threads of three programs want one of five permits, and a fourth program is killed while it holds two.
+//! The fourth program is a real process; on a store that only one process can see, it is a thread that
+//! panics.
 //!
-//! Right: never more than five hold a permit, all five are in use again within ttl + 1 s after the holder's
-//! death, and every thread gets in. The threads that get in first stay until then, so the permits of the dead
-//! process are the only ones that can become free.
+//! Right: never more than five threads hold a permit, and every thread gets in. All five permits are in use
+//! again within ttl + 1 s after the holder's death. The threads that get in first stay until then, so only
+//! the permits of the dead process can become free.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! What the threads do. Each scenario is a file.
 //!
-//! What must go wrong does so by an order of events, not by luck. In `seat` half of the threads come
-//! when the first one has released the lock, and `freed-early` commits only after a second thread has
-//! read; `nested` and `slow` go on until the other program came in. In `limit` threads stay inside until all
-//! permits are in use again, and in `catalog` readers come until the writers are done.
+//! What must go wrong does so by an order of events, not by luck. In `seat` half of the threads start when
+//! the first one has released the lock. `freed-early` commits only after a second thread has read. `nested`
+//! and `slow` continue until the other program got in. In `limit` threads keep their permits until all
+//! permits are in use again. In `catalog` new readers come until the writers are done.
 
 mod catalog;
 mod contest;

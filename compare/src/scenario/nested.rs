@@ -1,8 +1,8 @@
 //! A service that holds the product's lock calls another service that acquires the same lock again,
 //! on the same thread. Meanwhile another thread wants it, too.
 //!
-//! Right: the second service gets the lock, nothing deadlocks, and the lock is free only when the
-//! first service is done: the other thread is not let in before.
+//! Right: the second service gets the lock, and nothing deadlocks. The other thread gets in only
+//! when the first service is done.
 
 use std::thread;
 use std::time::Duration;

@@ -1,9 +1,9 @@
-//! All threads book the same seat, and a thread that does not get the lock at once gives up: first
-//! as many as there are threads, then twice as many.
+//! All threads book the same seat, and a thread that does not get the lock at once gives up. The
+//! second run has twice as many threads as the first.
 //!
-//! Right: exactly one booking, each time. Half of the threads come when the first one has released
-//! the lock, as later users do: they must see the booking. If the lock is released
-//! before the booking is committed, they do not see it, and the seat is sold again.
+//! Right: exactly one booking, each time. Half of the threads start when the first one has released
+//! the lock, like later users. They must see the booking. If the lock is released before the
+//! booking is committed, they do not see it, and the seat is sold again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! The work outlives the lease. Two programs, a slow one and the next one, want the same lock.
 //!
 //! Right, if the lease is not renewed: when the next program is let in, the slow one has been
-//! notified of the loss. Its late write is refused by its token, and its late release frees no
-//! other holder's lock. Right, if the lease is renewed: no program is let in until the slow one is
-//! done. Without a lock, the next program comes in at any time, and the slow one overwrites its work.
-//! Locks that cannot expire while their holder lives have only the second part.
+//! notified of the loss. Its late write is refused by its token, and its late release frees no other
+//! holder's lock. Right, if the lease is renewed: no program is let in until the slow one is done.
+//! Without a lock, the next program comes in at any time, and the slow one overwrites its work. Locks
+//! that cannot expire while their holder lives are tested only with renewal.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -57,12 +57,12 @@ fn is_lost(held: &Held) -> bool {
     held.lost.as_ref().is_some_and(LostSignal::is_lost)
 }
 
-/// What a try of the second part says about the lock.
+/// What an attempt with renewal says about the lock.
 enum Work {
-    /// The try counts.
+    /// The attempt counts.
     Shown,
-    /// The lock was lost and the holder was notified in time, or it has no notices and the machine may have stood still, so the
-    /// try does not count.
+    /// The attempt does not count: the lock was lost, and the holder was notified in time. Without notifications it
+    /// does not count either, since the machine may have stood still.
     Lost,
 }
 
@@ -120,9 +120,9 @@ impl Both<'_> {
         holder.release()
     }
 
-    /// Repeats the second part with a longer lease if the lock was lost and the holder notified: on a
-    /// machine that stood still for longer than the lease, nothing was shown. For a lock that notifies no holder, the longest
-    /// lease decides.
+    /// Runs the part with renewal, and repeats it with a longer lease if the lock was lost and the holder notified.
+    /// Then the machine stood still for longer than the lease, and the attempt shows nothing. For a lock that
+    /// notifies no holder, the longest lease decides.
     fn with_renewal(&self, short: Duration, run: &mut RunResult) -> Result<(), Error> {
         let longest = short * 4;
         for ttl in [short, short * 2, longest] {

@@ -14,8 +14,8 @@ use crate::error::Error;
 
 /// How long a thread waits for a connection: far longer than a queue of single statements takes.
 pub(crate) const POOL_TIMEOUT: Duration = Duration::from_secs(60);
-/// The size of a pool for the state: a connection for each of 10,000 threads would be too many, and
-/// with a single one the store would never see two writers.
+/// The size of a pool for the state. A connection for each of 10,000 threads would be too many.
+/// With a single connection, the store would never see two writers.
 pub(crate) const FEW: RangeInclusive<u32> = 4..=4;
 /// The size of an application's pool, as HikariCP and r2d2 have it by default.
 pub(crate) const APPLICATION: RangeInclusive<u32> = 10..=10;
@@ -69,8 +69,8 @@ impl<C: Send + 'static> Pool<C> {
     }
 }
 
-/// Waits when it is dropped until the pool is gone: a thread of r2d2 that still connects keeps it,
-/// and its connections would count for the next row.
+/// Waits in its drop until the pool is gone. A thread of r2d2 that still connects keeps the pool
+/// alive, and its connections would count for the next row.
 struct Closed(Receiver<Infallible>);
 
 impl Drop for Closed {

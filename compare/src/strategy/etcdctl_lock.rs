@@ -1,9 +1,9 @@
-//! What `etcdctl lock` does, over the JSON gateway: a lease for each hold, `/v3/lock/lock` with it, which waits in
-//! the cluster, first come, first served, and the end of the lease to release. A timer of the hold keeps the lease
-//! alive every third of its ttl.
+//! What `etcdctl lock` does, over the JSON gateway. Each hold has a lease. `/v3/lock/lock` waits in the cluster,
+//! first come, first served. Revoking the lease releases the lock. A timer of the hold keeps the lease alive every
+//! third of its ttl.
 //!
-//! A thread that waits keeps a connection to itself. The holder is not told when the lease has ended, and there
-//! is no attempt without a wait: the recipe looks first whether there is a holder.
+//! A waiting thread occupies a connection. The holder is not notified when the lease has ended. There is no
+//! attempt without a wait, so the recipe first checks whether there is a holder.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};

@@ -1,5 +1,6 @@
-//! Ways of keeping a transaction whole. Each is a file that can be read as the explanation of its
-//! technique; all but the last are as their write-ups have them, no better and no worse.
+//! Ways of protecting a transaction from others that use the same data. Each file explains its
+//! technique. All techniques but `lockkeeper` are as their write-ups show them, no better and no
+//! worse.
 
 mod advisory_lock;
 mod etcdctl_lock;

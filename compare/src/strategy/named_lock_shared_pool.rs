@@ -1,9 +1,9 @@
-//! Locks of sessions, but out of the pool that the application works with: ten connections, as
-//! HikariCP and r2d2 have them by default.
+//! Locks of sessions on the connections of the application's own pool. It has ten connections, the
+//! default of HikariCP and r2d2.
 //!
-//! Ten threads take all of them, one to hold the lock and nine to wait for it. The thread that holds
-//! it needs a second connection for its work, and there is none: it waits until its time is up, and
-//! so do all others. That is why the write-up, and this library, give locks a pool of their own.
+//! Ten threads take all connections: one holds the lock, and nine wait for it. The holder needs a
+//! second connection for its work, and none is free. All ten wait until they time out. So the
+//! write-up and this library give locks a pool of their own.
 
 use std::sync::Arc;
 use std::time::Duration;

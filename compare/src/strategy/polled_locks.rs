@@ -1,8 +1,8 @@
 //! As many named locks as there are permits, tried one after the other, again and again.
 //!
 //! A lock is free when its session ends, so a process that dies leaves its permits to the others at once.
-//! But a session waits for one name only, so threads poll: each keeps a connection busy, sends a statement
-//! for every permit that it tries, and gets in when it happens to try at the right time.
+//! But a session waits for one name only, so threads poll. Each thread keeps a connection busy and sends a
+//! statement for every permit that it tries. It gets in when it happens to try at the right time.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Redisson's lock: a script acquires it, or returns how long the holder's lease still lasts. A
-//! waiter listens on the lock's channel until a release is published there, but no longer than that
-//! lease, nor than the rest of its wait.
+//! waiter listens on the lock's channel until a release is published there. It listens no longer
+//! than that lease lasts, and no longer than its own wait.
 //!
 //! That takes far fewer commands than asking all the time. But every waiter listens: each release
 //! wakes all of them, and all but one try in vain. With a fixed lease, as in the write-ups, nothing

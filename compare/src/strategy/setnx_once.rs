@@ -1,5 +1,5 @@
 //! `SET key owner NX PX ttl`, tried once, and a script that deletes the key only if the owner is
-//! still the same: the recipe of Redis' own documentation, for "that seat is taken".
+//! still the same. It is the recipe of Redis' own documentation, and suits "that seat is taken".
 //!
 //! A thread that does not get the lock gives up at once. The lock expires when its holder dies, and
 //! a late release frees no other holder's lock. Nothing renews it, and a holder that lost it is not
