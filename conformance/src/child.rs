@@ -1,4 +1,4 @@
-//! What this program does when a case has started it as another process: it runs the commands on
+//! What this program does when a case has started it as another process. It runs the commands on
 //! its standard input, and ends when standard input ends.
 
 use std::io::{BufRead, Write};

@@ -167,8 +167,8 @@ impl ChildProcess {
         self.signal(rustix::process::Signal::CONT);
     }
 
-    /// Interrupts the system calls of all threads of the child process, again and again, until the returned handle is
-    /// dropped: sends SIGUSR1, which the child process handles.
+    /// Repeatedly interrupts the system calls of all threads of the child process, until the returned handle is
+    /// dropped. It sends SIGUSR1, which the child process handles.
     #[cfg(target_os = "linux")]
     pub(crate) fn interrupt(&self) -> Result<Interruption, Skip> {
         let folder = format!("/proc/{}/task", self.pid());

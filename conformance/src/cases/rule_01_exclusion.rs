@@ -139,8 +139,8 @@ fn hold_with_faults(rig: &Rig<'_>, crowd: &Crowd) -> Outcome {
     Ok(())
 }
 
-/// A process that has acquired a lock forks two siblings. A store that recognises its own grant by the
-/// owner must not take one sibling for the other, although both have a copy of the same memory.
+/// A process that has acquired a lock forks two siblings. A store recognises a repeated request by its
+/// owner. It must not confuse the siblings, although both have a copy of the same memory.
 pub(super) fn forked_siblings(rig: &Rig<'_>) -> Outcome {
     let process = rig.forking_process()?;
     let siblings = [process.expect("granted"), process.expect("granted")];

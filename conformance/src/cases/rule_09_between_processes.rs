@@ -126,8 +126,8 @@ pub(super) fn busy_process_does_not_starve_another(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-/// The keeper that released is not granted the name again before the waiter, although its next attempt
-/// comes earlier than the attempt of a waiter that has to be woken first.
+/// The waiter is granted the name before the keeper that released it. That keeper's next attempt comes
+/// earlier, since the waiter has to be woken first.
 pub(super) fn woken_waiter_is_served_before_the_releaser(rig: &Rig<'_>) -> Outcome {
     rig.each_pair(|pair| pass_woken_waiter(rig, pair))
 }

@@ -14,9 +14,9 @@ const WORK: Duration = Duration::from_millis(1);
 /// How long a reader holds the name until another one has come.
 const OVERLAP: Duration = Duration::from_millis(10);
 
-/// Threads of four keepers hold the name in the mode `stream` without a pause, while a fifth keeper and then
-/// one of the four acquire it in the mode `rival`. The holds of readers overlap, so that the name is free of
-/// readers only when they are held back.
+/// Threads of four keepers hold the name in the mode `stream` without a pause. Meanwhile a fifth keeper, and
+/// then one of the four, acquires it in the mode `rival`. The holds of readers overlap, so that the name is
+/// free of readers only when they are held back.
 fn pass_stream(rig: &Rig<'_>, pair: Pair) {
     let (name, stream, rival) = (&pair.name(), pair.held, pair.rival);
     let keepers = [(); 5].map(|()| build(rig.builder().handover_max(3)));
