@@ -79,8 +79,8 @@ fn check(function: &ItemFn) -> Result<()> {
     Ok(())
 }
 
-/// Returns the type of the body's value, to which the last expression may have to be coerced, such as to a box of a trait
-/// object. A variable cannot have an opaque type.
+/// Returns the type of the body's value. The last expression may have to be coerced to it, such as to a box of a
+/// trait object. `None` if it is opaque, which the type of a variable cannot be.
 fn output(output: &ReturnType) -> Option<TokenStream> {
     let ReturnType::Type(_, output) = output else {
         return None;

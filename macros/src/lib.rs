@@ -11,12 +11,12 @@ use arguments::Arguments;
 /// Runs a function or method while a lock is held.
 ///
 /// The function returns a `Result` with an error that implements `From<lockkeeper::Error>`. If the lock is not
-/// acquired, the function's body does not run, and the function returns the error: `ErrorKind::TimedOut` if
-/// another holder had the lock until the end of the wait.
+/// acquired, the function's body does not run, and the function returns the error. It is `ErrorKind::TimedOut`
+/// if another holder had the lock until the end of the wait.
 ///
-/// The lock is released when the function has returned, after its local variables and arguments were dropped. So a
-/// transaction that ends in the function ends before. Only a `self` that is taken by value, and arguments that are
-/// taken apart by a pattern, are dropped later.
+/// The lock is released after the function's local variables and arguments are dropped. So a transaction that ends
+/// in the function ends before the release. Only a `self` that is taken by value, and arguments that a pattern
+/// destructures, are dropped later.
 ///
 /// ```
 /// use lockkeeper::{Error, LockKeeper, locked};
@@ -40,9 +40,9 @@ use arguments::Arguments;
 /// ```
 ///
 /// # Arguments
-/// The first one is the name of the lock, with the syntax of `format!`: it sees the function's arguments, and
-/// an unknown one does not compile. Further values, such as `"seat:{}", seat.id`, follow it. The others, in any
-/// order:
+/// The first one is the name of the lock, in the syntax of `format!`. It can use the function's arguments; an
+/// unknown variable does not compile. Further values, such as `"seat:{}", seat.id`, follow it. The others, in
+/// any order:
 ///
 /// | argument | meaning |
 /// |---|---|

@@ -21,9 +21,9 @@ pub trait LockInTransaction {
     ///
     /// The token is larger than that of every grant before it. Write it beside the data if guards write there, too.
     ///
-    /// A busy lock leaves the transaction open. `lock_timeout` has its old value afterwards. Do not take the lock in a
-    /// transaction of the level `REPEATABLE READ` or above that then reads: it sees the data as they were before the
-    /// wait.
+    /// A busy lock leaves the transaction open. `lock_timeout` has its old value afterwards. Do not take the lock
+    /// in a transaction of the level `REPEATABLE READ` or above that reads afterwards. Its reads show the data as
+    /// they were before the wait.
     ///
     /// # Errors
     /// [`TransactionLockError::Lock`], with one of these kinds:

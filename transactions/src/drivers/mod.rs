@@ -17,8 +17,8 @@ use crate::connection::OpenTransaction;
 #[cfg(any(feature = "diesel", feature = "mysql"))]
 const ROLLED_BACK: [i64; 3] = [1205, 1213, 3101];
 
-/// Returns the error of MySQL or MariaDB if the work has ended the transaction itself, as `COMMIT` and `CREATE TABLE` do:
-/// there is a savepoint only in a transaction.
+/// Returns the error of MySQL or MariaDB if the work has ended the transaction, as `COMMIT` and `CREATE TABLE` do.
+/// A savepoint shows it, since there is one only in a transaction.
 #[cfg(any(feature = "diesel", feature = "mysql"))]
 fn ended_by_work<Kind, X: OpenTransaction<Kind>>(transaction: &mut X) -> Option<X::Error> {
     // First, since each further statement replaces what the last one of the work has reported.
