@@ -1,5 +1,5 @@
-//! Refuses late commits: the last step of the application's transaction renews the guard in the lock
-//! store, and the transaction is rolled back if the guard is lost.
+//! Refuses late commits. The last step of the application's transaction renews the guard in the lock
+//! store. If the guard is lost, the transaction is rolled back.
 //!
 //! `cargo run --example commit_guard`
 //!

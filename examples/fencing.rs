@@ -1,4 +1,4 @@
-//! Refuses late writers in the data itself: every write has the token of its guard, and a write with a
+//! Refuses late writers in the data itself. Every write has the token of its guard. A write with a
 //! smaller token than an earlier write changes nothing.
 //!
 //! `cargo run --example fencing`

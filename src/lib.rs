@@ -29,8 +29,8 @@
 //!
 //! The page `docs/choosing-a-store.md` says how to choose, and `docs/stores/` has a page for each store.
 //!
-//! The query of the URL has the settings, such as `?ttl=30s&wait=5s&namespace=shop`; the [table of
-//! keys](#keys) has all of them. An unknown key is an error that names the nearest known key.
+//! The URL's query has the settings, such as `?ttl=30s&wait=5s&namespace=shop`. The [table of
+//! keys](#keys) lists them all. An unknown key is an error that names the nearest known key.
 //!
 //! Require what the program relies on ([`Capability`]), and an unfit store fails at start-up:
 //!
@@ -127,10 +127,9 @@
 //!
 //! ## Several names, all or none
 //!
-//! [`lock_all`](LockKeeper::lock_all) takes names in an order of its own, so threads that name them in
-//! different orders do not wait for each other in a circle. That holds only among these names: hold no other
-//! lock while you wait for them. Two threads that take names one by one in different orders wait for each
-//! other until a wait is over.
+//! Two threads that lock names one by one, in different orders, can wait for each other until a wait is
+//! over. [`lock_all`](LockKeeper::lock_all) always locks in the same order, so its callers do not. Hold no
+//! other lock while you wait for several names: `lock_all` cannot order that one.
 //!
 //! ```
 //! let keeper = lockkeeper::open("memory:")?;
@@ -204,9 +203,10 @@
 //! # Ok::<(), lockkeeper::Error>(())
 //! ```
 //!
-//! A transaction can prove the lock as its last step. With a feature of the module `transactions`,
-//! `guard.commit_in(&mut connection, work)` does so on connections of Diesel, mysql, postgres and rusqlite, and says
-//! how the transaction ended. On PostgreSQL, `keeper.lock_in_transaction` takes a lock that is the transaction's own.
+//! A transaction can prove the lock as its last step. `guard.commit_in(&mut connection, work)` does so, and returns
+//! how the transaction ended. It takes connections of Diesel, mysql, postgres and rusqlite, each by a feature of
+//! the module `transactions`. On PostgreSQL, `keeper.lock_in_transaction` takes a lock that ends with the
+//! transaction.
 //!
 //! For other drivers: on MySQL, MariaDB and PostgreSQL, [`LockGuard::commit_proof`] returns one SQL statement that
 //! proves the hold. On every other store, [`LockGuard::renew`] is the last step before the commit.
@@ -214,8 +214,9 @@
 //!
 //! # Settings in code, from the environment or a file
 //!
-//! [`Config`] has the same keys everywhere: in code with types, in the environment as variables with a
-//! prefix of your own, such as `SHOP_LOCKS_URL=redis://cache.internal` and `SHOP_LOCKS_TTL=10s`.
+//! [`Config`] has the same keys everywhere. In code they have types. In the environment they are
+//! variables with a prefix of your choice, such as `SHOP_LOCKS_URL=redis://cache.internal` and
+//! `SHOP_LOCKS_TTL=10s`.
 //!
 //! ```no_run
 //! # #[cfg(feature = "redis")] {

@@ -35,10 +35,10 @@ type Group = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
 
 /// Reports what a keeper does to the recorder of the crate [`metrics`](https://docs.rs/metrics).
 ///
-/// Every metric has the label `store`, the [location](LockKeeper::location) of the keeper, and those of locks have
-/// `group`, which the application chooses. A metric with the names themselves as a label would never stop growing.
-/// Without a choice, all names are in the group `*`. The counters of a group, and of outages, begin with 0 at the
-/// first acquisition, since a rate does not see how a counter came to be.
+/// Every metric has the label `store`, the [location](LockKeeper::location) of the keeper. Metrics of locks have
+/// the label `group`, which the application chooses. With the names themselves as a label, the number of time
+/// series would grow without end. By default, all names are in the group `*`. The counters of a group and of
+/// outages begin with 0 at the first acquisition: a rate cannot count the event that creates a counter.
 ///
 /// | metric | kind | other labels | what it counts |
 /// |---|---|---|---|

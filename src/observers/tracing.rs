@@ -18,10 +18,10 @@ thread_local! {
 /// Reports what a keeper does as spans and events of the crate [`tracing`](https://docs.rs/tracing), with the
 /// target `lockkeeper`.
 ///
-/// Each acquisition is a span `acquire` of the level `DEBUG`, on its thread and within the span that is
-/// entered there. Its fields are `name`, `mode` and `store`, and at its end `outcome` (`acquired`, `busy`,
-/// `cancelled`, `unavailable`, `unknown`, `pool_exhausted` or `error`), `waited_ms`, and `token` and
-/// `handed_over` of a lock that was granted.
+/// Each acquisition is a span `acquire` of the level `DEBUG`, on the thread of the caller, within the
+/// current span of that thread. Its fields are `name`, `mode` and `store`, and at its end `outcome` and
+/// `waited_ms`. `outcome` is `acquired`, `busy`, `cancelled`, `unavailable`, `unknown`, `pool_exhausted`
+/// or `error`. A lock that was granted also has `token` and `handed_over`.
 ///
 /// Events, with `name`, `store` and what belongs to them:
 ///
@@ -33,7 +33,7 @@ thread_local! {
 /// | `DEBUG` | another holder has the lock; the lock was released, with `held_ms` |
 /// | `TRACE` | a lease was renewed |
 ///
-/// Names are in spans and events as they are. Do not put what must not be in a log into the name of a lock.
+/// Spans and events show the names of locks unchanged. Do not use a secret in a lock's name.
 #[derive(Debug, Default)]
 pub struct TracingObserver(());
 

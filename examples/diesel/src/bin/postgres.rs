@@ -1,6 +1,6 @@
-//! Sells 5 seats to 100 buyers with Diesel and PostgreSQL: half of them commit under a guard, and half under a lock of
-//! the transaction's own. Both take one lock. Data and locks are on one server, so a statement proves that the guard holds
-//! its lock.
+//! Sells 5 seats to 100 buyers with Diesel and PostgreSQL. Half of the buyers commit under a guard, and half under
+//! a lock that the transaction takes. Both take one lock. Data and locks are on one server, so a statement proves
+//! that the guard holds its lock.
 //!
 //! A buyer that waits for the lock in a transaction keeps a connection meanwhile. So those buyers have a pool of their own.
 //! In one pool with the others, they could use up all connections while the holder of the guard waits for one.
