@@ -103,8 +103,9 @@ pub(crate) fn processes(kind: Kind) -> Rows {
     ])
 }
 
-/// Measures the time from just before a release here to the grant in the other process, by the clock that
-/// both share, and a round trip alternately with it, after the same pause. Both are in milliseconds.
+/// Returns the time from just before a release here to the grant in the other process, and the time of a
+/// round trip. Both are in milliseconds, and measured alternately, after the same pause. The processes
+/// share the clock.
 fn handovers(store: &Store) -> Done<(f64, f64)> {
     let mut raw = store.raw()?;
     let _pinned = Pinned::to_own_cores(store.pid())?;

@@ -71,8 +71,8 @@ pub(crate) fn pair(keeper: &LockKeeper, name: &LockName) -> Done {
     Ok(())
 }
 
-/// A `parking_lot::Mutex` per name in a sharded map, made at its first use and removed with its last
-/// holder, as a map of arbitrary names has to.
+/// A `parking_lot::Mutex` for each name, in a sharded map. As names are arbitrary, the first user
+/// inserts the mutex, and the last holder removes it.
 struct ShardedMap {
     hasher: RandomState,
     shards: Vec<Mutex<Names>>,

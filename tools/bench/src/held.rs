@@ -110,8 +110,8 @@ fn hold(leases: u32) -> Result<Cost, Box<dyn StdError>> {
     let keeper = LockKeeper::builder(Arc::new(counted))
         .lease(LeasePolicy::Renewed { ttl: TTL })
         .build()?;
-    // The first renewal has started the threads of the keeper, except three that join while a batch of renewals takes
-    // longer than 5 ms, however many leases there are.
+    // The first renewal starts the keeper's threads. Three more join while a batch of renewals takes longer than 5
+    // ms, whatever the number of leases.
     let first = keeper.lock("first")?;
     let until = Instant::now() + TTL;
     while renewals.load(Ordering::Relaxed) == 0 {

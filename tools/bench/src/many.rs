@@ -90,8 +90,8 @@ pub(crate) fn run(
     Ok(Run::new(&tallies, elapsed))
 }
 
-/// Returns the pairs per second of a raw connection; `between` is called twice for each round of as many pairs as there are
-/// threads, since each pair has two requests.
+/// Returns the pairs per second of a raw connection. A round has as many pairs as there are threads. `between` is
+/// called twice for each round, since each pair has two requests.
 fn floor(raw: &mut dyn Raw, between: &dyn Fn()) -> Done<f64> {
     let (began, mut pairs) = (Instant::now(), 0);
     while began.elapsed() < RUN {

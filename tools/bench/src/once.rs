@@ -16,8 +16,8 @@ const THREADS: usize = 64;
 const NAMES: u32 = 1_000_000;
 /// A slow store uses as many names as it can in this time; the row says how many.
 const SPAN: Duration = Duration::from_secs(40);
-/// Fills buffers, caches and a log, which are not given back. The largest one is the read buffer of a connection to
-/// MySQL: the mysql crate writes to all of its 4 MiB before it begins anew.
+/// Fills buffers, caches and a log, which are not given back. The largest buffer is the read buffer of a connection
+/// to MySQL. The mysql crate writes to all of its 4 MiB before it starts again at the beginning.
 const WARM_UP: u32 = 200_000;
 /// A pointer for each name would be over.
 const BYTES_A_NAME: f64 = 4.0;
@@ -57,8 +57,8 @@ fn use_once(keeper: &LockKeeper, prefix: &str, names: u32) -> Result<(u32, f64),
     Ok((used.iter().sum(), elapsed.as_secs_f64()))
 }
 
-/// Uses as many names as `line` says, and returns how many were used, in how many seconds, and the resident
-/// memory of this process afterwards in bytes, if the system shows it.
+/// Uses as many names as `line` says. Returns how many were used, the seconds that took, and this process'
+/// resident memory afterwards in bytes, if the system shows it.
 pub(crate) fn use_in_child(keeper: &LockKeeper, line: &str) -> Result<String, Box<dyn Error>> {
     let (used, seconds) = use_once(keeper, line, line.parse()?)?;
     let memory = resident(None).map(|bytes| bytes.to_string());

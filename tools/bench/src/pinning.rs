@@ -1,6 +1,6 @@
-//! Pins client and server to a core each, as they are on two machines. Otherwise the scheduler runs the
-//! server on the client's core for a while and then on another one, which takes three times as long, and
-//! a ratio would depend on which of the two rows met which phase.
+//! Pins client and server to a core each, as they are on two machines. Without pinning, the scheduler
+//! moves the server between the client's core and another one. A request to another core takes three
+//! times as long, so a ratio would depend on when its two rows were measured.
 
 #[cfg(target_os = "linux")]
 use std::fs;

@@ -1,5 +1,5 @@
-//! How the rates grow with the number of threads and processes, each with names of its own, and what is left
-//! of a million names that were used once.
+//! How the rates grow with the number of threads and processes, each with names of its own. Also measures
+//! the memory after a million names were used once.
 
 use std::error::Error;
 use std::fs;

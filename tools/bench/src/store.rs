@@ -230,8 +230,8 @@ impl Store {
         })
     }
 
-    /// Returns how many requests the store was sent for locks so far: by its own count where it has one without a delay,
-    /// else by that of the keeper, if that counts.
+    /// Returns how many requests for locks were sent to the store so far. The store counts them if its counter has
+    /// no delay, else the keeper, if it has a counter.
     pub(crate) fn sent(&self, keeper: &LockKeeper) -> Done<Option<u64>> {
         match &self.server {
             Server::Redis(server) => Ok(Some(sent_to_redis(server)?)),

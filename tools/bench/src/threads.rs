@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// An error that a thread can hand to another one.
 pub(crate) type Failed = Box<dyn Error + Send + Sync>;
 
-/// Runs `work` with the number of each thread in as many threads, and returns the results and the time
+/// Runs `work` in `threads` threads, with the number of each thread. Returns the results, and the time
 /// from the common start to the end of the last thread.
 pub(crate) fn together<T: Send>(
     threads: usize,

@@ -7,17 +7,18 @@ use clap::{Parser, ValueEnum};
 /// Breaks processes, networks and servers for a while, and checks what guards said meanwhile.
 ///
 /// Worker processes lock names on one store at a time, and record what each guard said. A store runs in rounds of
-/// at most a minute. After each round a checker reads the records: the times of guards that exclude each
-/// other must not overlap and must be in the order of their tokens, no token may come twice, waits must end on time, and
-/// nothing may be left in the store. The first round that breaks a rule is the last on its store, and is shown with the
+/// at most a minute. After each round a checker reads the records. Guards that exclude each other must not overlap
+/// in time, and must be in the order of their tokens. No token may occur twice. Waits must end on time, and nothing
+/// may be left in the store. The first round that breaks a rule is the last on its store, and is shown with the
 /// evidence.
 ///
 /// Every fourth name is a semaphore with three permits, where the store can, and the others are locks. Half of the calls
 /// for a lock with an odd number share it, where the store can. Some calls lock up to three names together.
 ///
-/// Beside two faults, grants must go on: a node of a cluster that is stopped (the names of the others), and a slow member of a
-/// quorum. Where an operator takes 30 names one soon after the other, each guard must be told at once. The clock of `redis` is
-/// set forward and back, where libfaketime is installed (`scripts/servers`). The closing lines count all this.
+/// Two faults must not stop the grants. These are a stopped node of a cluster, for the names of the other nodes,
+/// and a slow member of a quorum. When an operator takes 30 names in quick succession, each guard must be notified
+/// at once. The clock of `redis` is set forward and back, where libfaketime is installed (`scripts/servers`). The
+/// closing lines count all this.
 ///
 /// The seed decides which faults come when, and what each thread does. The machine decides the rest, so a seed
 /// repeats a campaign, but not to the microsecond.

@@ -37,8 +37,8 @@ impl<'a> Excuses<'a> {
         }
     }
 
-    /// Returns whether the store forgot the lease of `earlier` before it granted `later`, and `earlier` was not
-    /// held past `until`, by which it must have known.
+    /// Returns whether the store forgot the lease of `earlier` before it granted `later`. `earlier` was held
+    /// until `until`. If that is more than a ttl after the store forgot the lease, the result is false.
     pub(crate) fn has(&self, earlier: &Grant, later: &Grant, until: u64) -> bool {
         let requested = self.requested.get(&earlier.epoch());
         let requested = requested.copied().unwrap_or(earlier.asked);

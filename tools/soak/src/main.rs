@@ -1,9 +1,10 @@
 //! A long campaign of faults against lockkeeper.
 //!
-//! `args` reads the command line. A `round` starts the processes of `worker`, which lock names as their `plan`
-//! says and write what guards said to a `log`. Meanwhile `faults` breaks workers, network and `store`. Then
-//! `history` puts the records together, `checker` applies the rules of the contract, `forgot` decides where an
-//! overlap is allowed, `watched` says what must go on beside a fault, and `leftovers` looks for what was left behind. `report` prints it.
+//! `args` reads the command line. A `round` starts the processes of `worker`, which lock names as their `plan` says
+//! and write what guards said to a `log`. Meanwhile `faults` breaks workers, network and `store`. Then `history`
+//! merges the records, and `checker` applies the rules of the contract to them. `forgot` decides where an overlap
+//! is allowed, and `watched` says which grants must go on during a fault. `leftovers` looks for what was left
+//! behind. `report` prints the results.
 
 mod args;
 mod checker;

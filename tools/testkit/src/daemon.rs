@@ -216,8 +216,9 @@ const OWN_PORTS: u16 = 1_000;
 
 /// Returns different ports that were free just now. Another process may take one before the server does.
 ///
-/// A test closes the port of a server for a while, and another test's server would take it: so each process has ports of its
-/// own, as far as there are, and uses none again before it has used most of them.
+/// When a test stops its server for a while, another test's server could take the port. So each process draws from
+/// its own range of ports, as far as the ranges suffice. It uses no port again before it has used most of its
+/// range.
 pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
     static USED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let slices = (SERVER_PORTS.end - SERVER_PORTS.start) / OWN_PORTS;

@@ -2,7 +2,7 @@
 
 /// Declares the kinds of a server, of which all cases run on those in `all`.
 ///
-/// The type has two functions of its own: `candidates` returns the programs in the order in which they are tried, and
+/// The type must have two functions. `candidates` returns the programs in the order in which they are tried.
 /// `matches` returns whether a program with this output of `--version` is of a kind.
 macro_rules! server_kinds {
     (

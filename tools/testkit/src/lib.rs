@@ -1,9 +1,9 @@
 //! Real servers and a proxy that misbehaves, for the tests of lockkeeper's backends.
 //!
-//! [`RedisServer`], [`MySqlServer`], [`PostgresServer`] and `EtcdServer` start a server that is installed on this machine (`scripts/servers`
-//! of the project's repository installs them) as a child process on a free port of 127.0.0.1 in a
-//! throw-away folder. The server ends with its owner: at drop, at a panic, and also when the owner's process
-//! is killed.
+//! [`RedisServer`], [`MySqlServer`], [`PostgresServer`] and `EtcdServer` start an installed server as a child
+//! process, on a free port of 127.0.0.1, in a throw-away folder. `scripts/servers` of the project's repository
+//! installs the servers. A server ends with its owner: at drop, at a panic, and also when the owner's process is
+//! killed.
 //!
 //! # Features
 //! - `etcd`: etcd servers.

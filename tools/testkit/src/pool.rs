@@ -38,8 +38,8 @@ impl StoreKind {
     }
 }
 
-/// A store that one test uses at a time. When this is dropped, the store waits for the next test: unless the test panics, the
-/// store cannot be [reset](TestServer::reset), or the test goes on to use it.
+/// A store that one test uses at a time. Dropping this keeps the store for the next test. It does not if the test
+/// panics, if the store cannot be [reset](TestServer::reset), or if the test still uses it.
 ///
 /// ```no_run
 /// # #[cfg(all(unix, feature = "mysql"))] fn run() -> std::io::Result<()> {

@@ -30,8 +30,8 @@ impl Process {
         watchdog: &Arc<Watchdog>,
     ) -> io::Result<Self> {
         let out = File::options().create(true).append(true).open(log)?;
-        // In a process group of its own, so that ^C and a runner's kill of the group reach this process
-        // only, which then ends the server in order.
+        // The server gets a process group of its own. So ^C, and a runner that kills the group, reach
+        // only this process, which then ends the server in order.
         let child = command
             .current_dir(folder)
             .stdin(Stdio::null())

@@ -14,8 +14,8 @@ use shared::Shared;
 
 /// A fault of the network.
 ///
-/// A *request* is what one read from the client returns, a *reply* what one read from the server returns,
-/// so all commands of one write (a pipeline) are one request.
+/// A *request* is what one read from the client returns; a *reply* is what one read from the server
+/// returns. So all commands of one write (a pipeline) are one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Everything passes.
@@ -114,8 +114,9 @@ impl Proxy {
         self.shared.changed.notify_all();
     }
 
-    /// Applies a fault to the next request that contains `needle` (if empty, to the next of all), and to
-    /// its replies until the next request of that connection. Several such faults apply in order, each once.
+    /// Applies a fault to the next request that contains `needle`, and to its replies until the next request
+    /// of that connection. An empty `needle` matches every request. Several such faults apply in order, each
+    /// once.
     pub fn once(&self, needle: impl AsRef<[u8]>, fault: Fault) {
         self.shared
             .lock()

@@ -1,7 +1,7 @@
-//! Losses in a row: an operator takes names from one keeper, one soon after the other. How soon the guards are told is
-//! counted without the time for which the machine is too busy to run a thread, as this program's own timers show it. It is
-//! counted without the time in which the store grants nothing, too: a worker that is stopped while it writes silences a
-//! SQLite file.
+//! Losses in a row: an operator takes names from one keeper in quick succession. The checker measures how soon each
+//! guard is notified. It subtracts the time for which the machine was too busy to run a thread, as this program's
+//! own timers show it. It also subtracts the time in which the store granted nothing: a worker that is stopped
+//! while it writes blocks a SQLite file.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,14 +26,16 @@ const KEYS: &str = "ttl=60s&wait=5s";
 /// How long the waits of the names have to begin in the store.
 const QUEUED: Duration = Duration::from_millis(300);
 
-/// The threads and processes that a loss passes by on its way to the guard: the session, the thread that sees its end, a
-/// worker, the server that it asks, and the worker again. Each may run as late as a timer of this program does.
+/// The number of threads and processes that a loss passes on its way to the guard. They are the session, the thread
+/// that sees its end, a worker, the server that it asks, and the worker again. Each may run as late as a timer of
+/// this program does.
 const HOPS: u64 = 5;
 
 /// How long a call for a name may take.
 const CALL: Duration = Duration::from_secs(2);
 
-/// Locks names with a keeper of its own, takes them away as an operator does, and notes how soon each guard was told.
+/// Locks names with a keeper of its own, takes them away as an operator does, and records how soon each guard was
+/// notified.
 pub(super) fn run(lane: &Lane<'_>, url: &str) -> io::Result<()> {
     let url = format!("{url}{KEYS}");
     let open = || match lockkeeper::open(&url) {

@@ -9,8 +9,8 @@ use lockkeeper_testkit::{EtcdCluster, EtcdOptions, EtcdServer, Proxy, TestServer
 use super::{ETCD, Network, Store, StoreFault, with_timeouts};
 use crate::faults::Lane;
 
-/// After an election, which may follow the last fault and takes up to two time-outs of a second, every lease lives for
-/// its ttl and a time-out more.
+/// An election may follow the last fault, and takes up to two time-outs of a second. After it, every lease lives
+/// for its ttl and another time-out.
 const GRACE: Duration = Duration::from_secs(4);
 
 pub(super) fn start() -> io::Result<Store> {

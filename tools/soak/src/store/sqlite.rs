@@ -12,8 +12,8 @@ use rusqlite::{Error, ErrorCode};
 use super::{Store, StoreFault};
 use crate::faults::Lane;
 
-/// How long a process may go on with deleted files: it compares them with those on disk every 50 ms, and may be
-/// in a transaction.
+/// How long a process may go on with deleted files. It compares its files with those on disk every 50 ms, and
+/// may be in a transaction.
 const UNNOTICED: Duration = Duration::from_millis(500);
 
 pub(super) fn start() -> io::Result<Store> {

@@ -16,8 +16,8 @@ use crate::tls::Certificates;
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
 ///
-/// Its folder is in memory where the system has a folder for that (`/dev/shm`): the data outlive a restart of
-/// the server, and no write waits for a disk.
+/// Its folder is in memory (`/dev/shm`) where the system has that. So no write waits for a disk, and the data
+/// outlive a restart of the server.
 #[derive(Debug)]
 pub struct EtcdServer {
     kind: EtcdKind,

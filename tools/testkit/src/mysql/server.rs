@@ -106,8 +106,8 @@ impl MySqlServer {
         setting.unwrap_or_default()
     }
 
-    /// Kills the server if it runs, and starts it on the same port with its data: rows stay; named locks,
-    /// sessions and `SET GLOBAL` do not.
+    /// Kills the server if it runs, and starts it on the same port with its data. Rows stay. Named locks,
+    /// sessions and what `SET GLOBAL` set are gone.
     ///
     /// # Errors
     /// The server did not start: its log is in the error.

@@ -237,8 +237,8 @@ impl Shared {
     }
 }
 
-/// Listens at a free port. The port is bound by its number, so Linux keeps it for the socket when that stops to listen: a port
-/// of the kernel's choice would be free then, and could become that of any client.
+/// Listens at a free port. The socket is bound to a port number, so Linux keeps the port for it while it does not
+/// listen. A port that the kernel chose would then be free, and any client could get it.
 pub(super) fn listen_at_free_port() -> io::Result<TcpListener> {
     daemon::retry_on_taken_port(|| {
         let [port] = daemon::free_ports()?;

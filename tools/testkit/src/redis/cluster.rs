@@ -18,8 +18,8 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// The number of primaries. Nodes 0, 1 and 2 are those at first, each with a third of the slots; node 3 is a replica
-    /// of node 0, and so on.
+    /// The number of primaries. At first they are nodes 0, 1 and 2, each with a third of the slots. Node 3 is a
+    /// replica of node 0, and so on.
     pub const PRIMARIES: usize = 3;
 
     /// Starts the nodes, and returns when all of them see the whole cluster. A primary is replaced when it was silent for

@@ -14,8 +14,8 @@ use crate::proxy::Proxy;
 pub struct ProxiedServers(Vec<(RedisServer, Proxy)>);
 
 impl ProxiedServers {
-    /// Starts servers. `options` makes those of a server from the port of its proxy: the server has to know that when it
-    /// starts, also when it starts again.
+    /// Starts servers. `options` makes the options of a server from the port of its proxy. The server has to know
+    /// that port at every start.
     pub(super) fn start(
         kind: RedisKind,
         count: usize,
