@@ -1,5 +1,5 @@
-//! Mistakes in a URL or a config: each has an error kind of its own, says what to do, and is found before
-//! a store is contacted.
+//! Mistakes in a URL or a config. Each mistake has an error kind of its own, and its error says what to
+//! do. It is found before a store is contacted.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,7 +1,9 @@
-//! Mistakes in the settings of each store: each has its own kind of error, names what is wrong and no secret, and is found
-//! before the store is contacted. That is so where the store is a fallback, too, though the first store is up.
+//! Mistakes in the settings of each store. Each mistake has its own kind of error, which names the mistake and
+//! shows no secret. It is found before the store is contacted, also if the store is a fallback and the first store
+//! is up.
 //!
-//! Mistakes in what all stores have in common are in `opening.rs`, and what can be wrong with a server in its own suite.
+//! `opening.rs` tests mistakes in the settings that all stores have in common. The suite of each server tests what
+//! can be wrong with the server.
 
 #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
 

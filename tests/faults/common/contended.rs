@@ -9,8 +9,8 @@ use lockkeeper_testkit::{Counts, Fault, Proxy, until};
 
 use super::{HANG, WAIT_LIMIT, Witness};
 
-/// Has two threads of each keeper lock `a` again and again, each with `wait`, while `proxy`, which some of
-/// the keepers use, applies one fault after the other. `witness` checks the grants.
+/// Locks `a` repeatedly, with `wait`, on two threads of each keeper. Meanwhile `proxy`, through which some
+/// of the keepers connect, applies one fault after the other. `witness` checks the grants.
 pub(super) fn through_all_faults(
     keepers: &[LockKeeper],
     wait: Duration,

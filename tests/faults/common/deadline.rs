@@ -1,5 +1,5 @@
-//! Rule 2 of the contract: whatever the server does meanwhile, an acquisition returns by its deadline, does not say that the
-//! name is busy, and leaves nothing behind.
+//! Rule 2 of the contract: an acquisition returns by its deadline, whatever the server does meanwhile. The error
+//! does not say that the name is busy, and nothing is left behind.
 
 use std::collections::HashMap;
 use std::fs;
@@ -38,8 +38,9 @@ pub(super) fn cases() -> Vec<Case> {
 /// How much later than its deadline an acquisition may return.
 const BOUND: Duration = Duration::from_millis(100);
 
-/// How many threads may have to run one after the other before an acquisition returns: those of the proxy that accept a
-/// connection and carry its bytes, the server, a thread of the keeper, and the caller's. On a busy machine, each may be as late as [`Lateness`] says.
+/// How many threads may have to run one after the other before an acquisition returns. Two threads of the proxy
+/// accept a connection and carry its bytes; then come the server, a thread of the keeper, and the caller's thread.
+/// On a busy machine, each may be as late as [`Lateness`] says.
 const THREADS: u32 = 5;
 
 /// The time in which a store frees what was not released: the ttl of the leases and a second.
@@ -363,8 +364,9 @@ impl Begin {
     }
 }
 
-/// Returns for how long this thread, and each thread of a keeper or of a proxy, has waited for a processor so far, where the
-/// system says that. A thread that has slept for long waits less than one that computes: no thread's wait tells that of another.
+/// Returns how long this thread, and each thread of a keeper or a proxy, has waited for a processor so far. The
+/// result is empty where the system does not say that. A thread that has slept for long waits less than one that
+/// computes: no thread's wait tells that of another.
 fn waits_for_processor() -> HashMap<PathBuf, Duration> {
     let own = fs::read_link("/proc/thread-self").ok();
     let own = own.map(|own| Path::new("/proc").join(own));

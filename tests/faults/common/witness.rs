@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use lockkeeper::{LockGuard, LostSignal, WaitOutcome};
 
-/// How long a witness waits for the loss of a guard whose session was cut. It is less than what a guard has left of its ttl
-/// of 6 s, so a guard that ends only by its own deadline is still held.
+/// How long a witness waits for the loss of a guard whose session was cut. It is less than the rest of a guard's
+/// ttl of 6 s. So a guard that notices the loss only by its own deadline is still held then, and the test fails.
 const NOTICE: Duration = Duration::from_secs(2);
 
 /// Checks for every grant of one name that no other guard is held, and that no token is repeated.
@@ -15,8 +15,8 @@ const NOTICE: Duration = Duration::from_secs(2);
 pub(crate) struct Witness(Arc<Mutex<Seen>>);
 
 struct Seen {
-    /// How long an earlier guard may be held beside a later one. `None`: for as long as it wants, since a server that lost
-    /// its leases grants a name again before the former holder can know; then only the token tells the two apart.
+    /// How long an earlier guard may be held beside a later one. `None` is no limit: a server that lost its leases
+    /// grants a name again before the former holder can know. Then only the tokens are checked.
     notice: Option<Duration>,
     tokens: BTreeSet<u64>,
     /// The grants that have not left.
