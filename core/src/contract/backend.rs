@@ -14,56 +14,57 @@ use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 
-/// A store that can grant locks, as its author implements it.
+/// A store that can grant locks. The author of a store implements this trait.
 ///
-/// The engine ([`LockKeeper`](crate::LockKeeper)) brings the in-process queue, hand-over, renewal, deadlines, lost
-/// state, tokens and names; a backend brings one store. Many threads call it at the same time. But one keeper never
-/// *acquires* the same name twice at the same time, since only the head of the in-process queue asks the store. It
-/// may ask while it holds leases of the name. Then it asks for further permits, for a fresh shared lease in place of
-/// an older one, or exclusively behind its own shared leases.
+/// The engine of a [`LockKeeper`](crate::LockKeeper) has the in-process queue, hand-overs, renewals, deadlines,
+/// lost states, tokens and names. A backend has one store. Many threads call it at the same time. But one keeper
+/// never *acquires* the same name twice at the same time, since only the head of the in-process queue asks the
+/// store. The keeper may hold leases of the name meanwhile. Then it acquires a further permit, a fresh shared lease
+/// in place of an older one, or an exclusive lease after its own shared leases.
 ///
 /// # Duties
-/// - **Exclusion.** For one store, namespace and name at most one lease is live, whatever process
-///   and keeper it was granted to.
-/// - **Modes.** Where the store declares [`Capability::Shared`](crate::Capability::Shared), several shared leases of
-///   a name may be live, and none beside an exclusive one. Where it declares
+/// - **Exclusion.** For one store, namespace and name, at most one lease is live, over all
+///   processes and keepers.
+/// - **Modes.** Where the store declares [`Capability::Shared`](crate::Capability::Shared), several shared leases
+///   of a name may be live, and none beside an exclusive one. Where it declares
 ///   [`Capability::Permits`](crate::Capability::Permits), fewer than `limit` permits are live before another one is
 ///   granted. No two have the same [slot](Grant::slot): a grant takes the smallest free one. The permits of a name
-///   have nothing to do with its lock. An attempt to acquire a permit while permits of another limit are live is
-///   [`ErrorKind::LimitMismatch`], also if it would wait; [`limit_mismatch`](crate::limit_mismatch) makes the error.
-///   A store without a capability is never asked for that mode.
-/// - **Lease.** The store frees the name by itself, counted from the last [`acquire`](Backend::acquire) or successful
-///   [`renew`](Backend::renew). It does so no later than ttl + 1 s after that, and not before ttl has passed. Time is
-///   the store's clock or [`AcquireRequest::clock`], never a wall clock that can step.
-/// - **Epoch.** Every grant of a name has a larger [`Grant::epoch`] than all before it, also after
-///   the store was restarted or wiped. Where the store leaves the choice, it is counted as by
-///   [`epoch_at`](crate::epoch_at), so that tokens grow as well when locks move here from another store.
-/// - **Names.** Two different strings are two different locks. A name that the store cannot hold as
-///   it is, is encoded without collisions.
+///   are independent of its lock. Acquiring a permit while permits of another limit are live is
+///   [`ErrorKind::LimitMismatch`], also for a request with a wait; [`limit_mismatch`](crate::limit_mismatch) makes
+///   the error. The engine never asks a store for a mode that it does not declare.
+/// - **Lease.** The store frees the name by itself after the last [`acquire`](Backend::acquire) or successful
+///   [`renew`](Backend::renew). It does so not before the ttl and not later than the ttl + 1 s. The store's clock
+///   or [`AcquireRequest::clock`] counts the time, never a wall clock that can step.
+/// - **Epoch.** Every grant of a name has a larger [`Grant::epoch`] than all before it, also after the
+///   store was restarted or wiped. If the store does not dictate a counter, use
+///   [`epoch_at`](crate::epoch_at). Then tokens also grow when locks move here from another store.
+/// - **Names.** Two different strings are two different locks. If the store cannot hold a name
+///   unchanged, encode it without collisions.
 /// - **Truth.** `Ok(None)` only when another holder was seen. An unreachable store is
-///   [`ErrorKind::Unavailable`]; a reply that did not come is [`ErrorKind::Unknown`]. The engine asks
-///   again then, under the same [`owner`](AcquireRequest::owner); a backend makes one attempt.
+///   [`ErrorKind::Unavailable`]; a reply that did not come is [`ErrorKind::Unknown`]. A backend makes
+///   one attempt; after an unknown outcome the engine asks again, under the same
+///   [`owner`](AcquireRequest::owner).
 /// - **Waiting** is by notification; a jittered poll at most every 1 s covers lost notifications. One release wakes
 ///   one waiter. A waiter that is granted a shared lease or a permit wakes the next waiter that can be granted
-///   beside it. First come, first served, whatever the modes: an attempt does not pass a waiter that came before
-///   it, though it could be granted. Processes that waited get the name before the process that kept it busy. A
-///   notified waiter that does not come delays the others for a short time only.
+///   beside it. First come, first served, whatever the modes: an attempt does not overtake an earlier waiter, even
+///   if it could be granted. Processes that waited get the name before the process that kept it busy. A notified
+///   waiter that does not respond delays the others only for a short time.
 /// - **Nothing stays behind** after an acquisition that was not granted: no waiter's entry, no
 ///   connection, no thread.
-/// - **No panic, no call without an end.** Every call returns by its deadline, and
+/// - **No panic, and no call without a bound.** Every call returns by its deadline, and
 ///   [`acquire`](Self::acquire) by [`AcquireRequest::end`], whatever the server does.
 ///
 /// The suite of `lockkeeper-conformance` tests each of these.
 pub trait Backend: StoreInfo {
-    /// What this backend remembers of one grant: plain data, such as the key and the owner.
+    /// What this backend remembers of a grant: plain data, such as the key and the owner.
     type Lease: fmt::Debug + Send + 'static;
 
-    /// Acquires a name, and waits for it no longer than [`AcquireRequest::deadline`]. The call returns by
-    /// [`AcquireRequest::end`].
+    /// Acquires a name, and waits for it until [`AcquireRequest::deadline`] at the latest. The call
+    /// returns by [`AcquireRequest::end`].
     ///
-    /// `Ok(None)` means that another holder was seen until the wait was over, or that the request
-    /// was cancelled: the engine checks the token itself. Before it starts to wait, and before it
-    /// returns `Ok(None)`, the backend calls [`AcquireRequest::contended`].
+    /// `Ok(None)` means that another holder had the name until the end of the wait, or that the
+    /// request was cancelled. The engine checks the cancel token itself. Call
+    /// [`AcquireRequest::contended`] before the wait, and before returning `Ok(None)`.
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] if nothing can have been granted. [`ErrorKind::Unknown`] if the
@@ -71,22 +72,22 @@ pub trait Backend: StoreInfo {
     /// [`owner`](AcquireRequest::owner).
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Self::Lease>>, Error>;
 
-    /// Frees what an unanswered attempt of `request` may have been granted.
+    /// Releases what the store may have granted to an attempt of `request` that got no reply.
     ///
     /// A thread of the keeper calls it after an acquisition that ended with [`ErrorKind::Unknown`]. The process
-    /// requests the name again only after that. The call returns by [`AcquireRequest::end`] and reports nothing:
-    /// the ttl frees the name where it fails. The default does nothing.
+    /// requests the name again only after that. The call returns by [`AcquireRequest::end`] and reports no
+    /// error: if it fails, the name is free after the ttl. The default does nothing.
     fn abandon(&self, request: &AcquireRequest<'_>) {
         let _ = request;
     }
 
-    /// Proves that the store still keeps this lease, and has it live for `ttl` from now on.
+    /// Extends this lease to `ttl` from now, if the store still keeps it.
     ///
-    /// [`Renewal::Lost`] comes from the store alone: the lease has expired, or another lease has taken
-    /// its place. An expired lease is not revived, even if the name is free.
+    /// Return [`Renewal::Lost`] only if the store says so: the lease has expired, or another lease has
+    /// its place. An expired lease is not renewed, even if the name is free.
     ///
     /// # Errors
-    /// The outcome is unknown; the engine moves no deadline and tries again while time is left.
+    /// The outcome is unknown. The engine moves no deadline, and tries again while time is left.
     /// The call returns by `deadline`.
     fn renew(
         &self,
@@ -98,10 +99,10 @@ pub trait Backend: StoreInfo {
     /// Returns the number of the part of the store that keeps a name, such as a node of a cluster. A store with
     /// [`Capabilities::with_parts`](crate::Capabilities::with_parts) overrides it.
     ///
-    /// Each part has batches, threads and outages of its own, so a part that hangs does not delay what is asked of another.
-    /// The engine asks once for each request, and takes the number modulo
-    /// [`Capabilities::parts`](crate::Capabilities::parts). A number that is out of date costs time alone. The call
-    /// does no I/O. The default is 0.
+    /// Each part has its own batches, threads and outages, so a part that hangs does not delay requests to another.
+    /// The engine calls this once for each request, and takes the number modulo
+    /// [`Capabilities::parts`](crate::Capabilities::parts). An outdated number only costs time. The call does no
+    /// I/O. The default is 0.
     fn part(&self, request: &AcquireRequest<'_>) -> usize {
         let _ = request;
         0
@@ -110,42 +111,43 @@ pub trait Backend: StoreInfo {
     /// Carries out up to [`Capabilities::batch`](crate::Capabilities::batch) operations, each with an
     /// answer of its own.
     ///
-    /// What the threads of a process ask at the same moment comes here together, and so do the renewals
-    /// that are due. Override it if the store takes many operations in one request, and say how many by
-    /// [`Capabilities::with_batch`](crate::Capabilities::with_batch); without that, only the single verbs
-    /// are called. The operations are about different leases and names, in no order.
+    /// Requests that the threads of a process make at the same moment come together, and so do renewals
+    /// that are due. Override this if the store takes many operations in one request, and declare the
+    /// number by [`Capabilities::with_batch`](crate::Capabilities::with_batch). Without a declaration,
+    /// only `acquire`, `renew` and `release` are called. The operations concern different leases and
+    /// names, and have no order.
     ///
-    /// The call returns by the latest [deadline](Operation::deadline). An operation that is due earlier is
-    /// no reason to end it: its caller does not wait for the others. A request that got no reply is
-    /// [`ErrorKind::Unknown`] for each operation in it, and the engine asks again for each.
+    /// The call returns by the latest [deadline](Operation::deadline) of the operations. It need not end
+    /// at an earlier one, since that caller stops waiting by itself. If a request gets no reply, each of
+    /// its operations is [`ErrorKind::Unknown`], and the engine asks again for each.
     fn batch(&self, batch: &mut [Operation<'_, Self::Lease>]) {
         for operation in batch {
             operation.carry_out(self);
         }
     }
 
-    /// Frees the name if, and only if, it is still this lease's, and wakes one waiter.
+    /// Frees the name if this lease still holds it, and wakes one waiter. Otherwise does nothing.
     ///
     /// # Errors
-    /// The outcome is unknown; the engine asks again while time is left, and the store frees the name
-    /// by itself after ttl. The call returns by `deadline`.
+    /// The outcome is unknown. The engine asks again while time is left, and the store frees the name
+    /// by itself after the ttl. The call returns by `deadline`.
     fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error>;
 
     /// Receives the handle by which this backend asks a keeper to verify its leases. Called once for each keeper.
     ///
-    /// A backend can notice that leases may have ended, such as with a session, an empty server or an operator's
-    /// `unlock`. Such a backend keeps the handle, and calls [`verify`](LeaseVerifier::verify) as soon as it notices.
-    /// The default drops it: losses are then noticed by the next renewal.
+    /// A backend may notice that leases may have ended: a session has ended, the server is empty, or an operator
+    /// ran `unlock`. Such a backend keeps the handle, and calls [`verify`](LeaseVerifier::verify) as soon as it
+    /// notices. The default drops the handle; then the next renewal notices a loss.
     fn watch_leases(&self, verifier: LeaseVerifier) {
         drop(verifier);
     }
 
-    /// Returns SQL by which a transaction of the application can check that this lease stands;
-    /// `None` if the store cannot be asked from there.
+    /// Returns the SQL by which a transaction of the application checks that this lease still holds
+    /// the name. `None` if the store has no such SQL.
     ///
-    /// It does no I/O. The SQL must not return 1 for a later lease of the name. It must answer for
-    /// the time at which it runs, whatever snapshot the transaction sees. A backend that has it
-    /// declares [`Capability::CommitProof`](crate::Capability::CommitProof).
+    /// The call does no I/O. The SQL must not return 1 for a later lease of the name. It must be
+    /// true at the time at which it runs, whatever snapshot the transaction sees. A backend with
+    /// such SQL declares [`Capability::CommitProof`](crate::Capability::CommitProof).
     fn proof(&self, lease: &Self::Lease) -> Option<Proof> {
         let _ = lease;
         None
@@ -153,7 +155,7 @@ pub trait Backend: StoreInfo {
 }
 
 impl<L> Operation<'_, L> {
-    /// Carries the operation out by the single verb for it, and answers.
+    /// Carries out the operation by the backend's method for a single one, and sets the answer.
     pub fn carry_out<B: Backend<Lease = L> + ?Sized>(&mut self, backend: &B) {
         match self {
             Operation::Acquire(it) => it.answer = Some(backend.acquire(it.request)),

@@ -22,11 +22,11 @@ use crate::error::ErrorKind;
 use crate::mode::Mode;
 use crate::name::LockName;
 
-/// The longest that a call of the user takes beyond its deadline. An acquisition ends 100 ms behind it at the latest,
-/// and threads have to be woken.
+/// How long the work of a call may last beyond the call's deadline. The call itself returns at most 100 ms after
+/// its deadline; the other 20 ms are for waking threads.
 pub(crate) const GRACE: Duration = Duration::from_millis(80);
 
-/// What a store says of itself, to the engine and to people.
+/// Describes a store, to the engine and to people.
 pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
     /// Returns the store's short name, for errors and observers: `"sqlite"`.
     fn backend(&self) -> &'static str;
@@ -41,18 +41,19 @@ pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
     /// Returns what this store promises beyond the contract, and its limits. Constant.
     fn capabilities(&self) -> Capabilities;
 
-    /// Returns how often the store was asked so far; `None` if this backend does not count that.
+    /// Returns how many requests were sent so far, and the open connections. `None` if this backend does not
+    /// count them.
     fn usage(&self) -> Option<Usage> {
         None
     }
 
-    /// Returns what identifies the server, which is the same for all its addresses and databases; `None` if that is not
-    /// known. A [quorum](https://docs.rs/lockkeeper-quorum) counts each server once. It does no I/O.
+    /// Returns the identity of the server: one text for all its addresses and databases. `None` if it is not known.
+    /// A [quorum](https://docs.rs/lockkeeper-quorum) counts each server once. The call does no I/O.
     fn server(&self) -> Option<String> {
         None
     }
 
-    /// Returns what operators can ask and do; `None` if the store has no answers for them.
+    /// Returns the interface for operators. `None` if the store has none.
     fn admin(&self) -> Option<&dyn Admin> {
         None
     }
@@ -60,14 +61,16 @@ pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
     /// Returns the SQL by which a transaction of the application acquires a name's exclusive lock until the
     /// transaction ends. The SQL waits for at most `wait`. `None` if the store has no such lock.
     ///
-    /// It does no I/O. The lock and the leases of the name must exclude each other, and its epoch grows as theirs do.
+    /// The call does no I/O. The lock and the leases of the name must exclude each other, and their epochs must
+    /// grow together.
     fn transaction_lock(&self, name: &LockName, wait: Duration) -> Option<TransactionLockSql> {
         let _ = (name, wait);
         None
     }
 
-    /// Records the epoch of a lock that a transaction of the application was granted by
-    /// [`transaction_lock`](Self::transaction_lock): later grants get larger ones. The default does nothing.
+    /// Records the epoch of a lock that a transaction acquired by
+    /// [`transaction_lock`](Self::transaction_lock). Later grants must get larger epochs. The default does
+    /// nothing.
     fn note_transaction_epoch(&self, epoch: u64) {
         let _ = epoch;
     }
@@ -121,7 +124,7 @@ pub trait LockProvider: StoreInfo {
     fn proof(&self, lease: &ErasedLease) -> Option<Proof>;
 }
 
-/// The number of requests to a store so far, and of its open connections.
+/// The number of requests to a store so far, and of the open connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Commands or statements that were sent.
@@ -130,11 +133,11 @@ pub struct Usage {
     pub connections: u32,
 }
 
-/// A granted lease: `L` is the provider's data, which the engine gives back with every verb.
+/// A granted lease. `L` is the provider's data, which the engine passes to every later call about the lease.
 ///
-/// A lease is used by one thread at a time, not always the same one: a hand-over moves it to another
-/// waiter of the process. Dropping a lease without [`release`](crate::Backend::release) may leave the
-/// name to its ttl.
+/// One thread at a time uses a lease; a hand-over moves the lease to another thread of the process.
+/// If a lease is dropped without [`release`](crate::Backend::release), the name may stay locked until
+/// the ttl is over.
 #[derive(Debug)]
 pub struct Grant<L> {
     /// The lease.
@@ -142,8 +145,9 @@ pub struct Grant<L> {
     /// The number of this grant, from 1 to 2^56 - 1; see the duty *Epoch* of
     /// [`Backend`](crate::Backend).
     pub epoch: u64,
-    /// A time before the granted request was sent. The store may have done the waiting, or this process was stopped
-    /// before it read the reply. If that time is long ago, the engine renews the lease before it relies on it.
+    /// A time before the granted request was sent, from which the engine counts the ttl. That time is long ago if
+    /// the store did the waiting, or if this process was stopped before it read the reply. Then the engine renews
+    /// the lease before it relies on it.
     pub asked_at: HostInstant,
     /// The slot of a permit, from 0 to its limit - 1. 0 in the other modes.
     pub slot: u32,
@@ -161,7 +165,7 @@ impl<L> Grant<L> {
     }
 }
 
-/// A lease of some backend, of a type that only the backend's own adapter knows.
+/// A lease of any backend. Only the adapter of that backend knows its type.
 pub struct ErasedLease {
     lease: Box<dyn AnyLease>,
     /// The part of the store that granted it.
@@ -209,14 +213,14 @@ pub enum Renewal {
 /// What a release found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// The lock was held until now.
+    /// The lock was held until the release.
     Done,
-    /// The lock had been lost before; no other owner's lock was touched.
+    /// The lock was lost before. No other owner's lock was released.
     AlreadyLost,
 }
 
-/// Identifies one request. It is unique over all hosts, processes and times. A store keeps it beside the lock, to
-/// recognise its own grant after a lost reply, and to show the holder to people.
+/// Identifies one request, over all hosts, processes and times. A store keeps it beside the lock. By it the store
+/// recognises the request's grant after a lost reply, and shows the holder to people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// The id of the process that asks.
@@ -230,10 +234,10 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Draws the identity anew for every request. Nothing cached would do: forked siblings, and
+    /// Draws a new identity, once for each request. Nothing cached is unique: forked siblings, and
     /// processes restored from one snapshot, share all memory, also the keys of `RandomState`. Pids
     /// are used again, and in other pid namespaces. Only the kernel's random numbers differ. The two
-    /// system calls cost 0.3 to 2 µs, and only on stores that read the owner.
+    /// system calls take 0.3 to 2 µs, and occur only on stores that read the owner.
     fn draw() -> Self {
         static REQUESTS: AtomicU64 = AtomicU64::new(1);
         let pid = std::process::id();
@@ -250,8 +254,8 @@ impl Owner {
     }
 }
 
-/// Backs off after a failure of an attempt. The time says when the store answered the attempt before, if it did. An
-/// error ends the attempts.
+/// Pauses after a failed attempt, or returns an error to end the attempts. The time is that of the store's last
+/// answer to the attempt, if there was one.
 pub(crate) type Pause<'a> = dyn Fn(&Error, Option<HostInstant>) -> Result<(), Error> + 'a;
 
 /// A request of the engine to acquire a name.
@@ -308,7 +312,7 @@ impl<'a> AcquireRequest<'a> {
         self
     }
 
-    /// Returns the mode: beside which other holders the name may be granted.
+    /// Returns the mode, which decides beside which other holders the name may be granted.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -320,19 +324,20 @@ impl<'a> AcquireRequest<'a> {
         self
     }
 
-    /// Returns the epoch with which the name is to be granted, from 1 to [`MAX_EPOCH`](crate::MAX_EPOCH).
-    /// `None`, as the engine asks, leaves the choice to the store.
+    /// Returns the epoch that the request proposes for its grant, from 1 to
+    /// [`MAX_EPOCH`](crate::MAX_EPOCH). `None` leaves the choice to the store. A keeper's own requests
+    /// have `None`; a quorum proposes epochs to its members.
     ///
-    /// Only a store with [`Capability::ProposedEpoch`](crate::Capability::ProposedEpoch) is asked so, without a
-    /// wait, and for an exclusive lock. If the name is free, the store grants it with exactly this epoch,
-    /// provided that this is larger than all epochs of the name before. It may compare coarsely, and with the
-    /// epochs of other names. Otherwise the answer is [`Error::epoch_too_small`], which tells the largest
-    /// epoch that the store refuses.
+    /// Only a store with [`Capability::ProposedEpoch`](crate::Capability::ProposedEpoch) gets such requests.
+    /// They are for an exclusive lock, without a wait. If the name is free, and the epoch is larger than all
+    /// earlier ones of the name, the store grants exactly this epoch. The store may compare with a coarser
+    /// unit, and with the epochs of other names. If the epoch is too small, the answer is
+    /// [`Error::epoch_too_small`] with the largest epoch that the store refuses.
     pub fn proposed_epoch(&self) -> Option<u64> {
         self.proposed_epoch
     }
 
-    /// Makes the request wait until `deadline`.
+    /// Sets the end of the request's wait.
     #[must_use]
     pub fn waiting_until(mut self, deadline: HostInstant) -> Self {
         self.deadline = Some(deadline);
@@ -357,24 +362,25 @@ impl<'a> AcquireRequest<'a> {
         self.deadline
     }
 
-    /// Sets the time by which the call returns.
+    /// Sets the time by which [`Backend::acquire`](crate::Backend::acquire) must return.
     #[must_use]
     pub fn ending_at(mut self, end: HostInstant) -> Self {
         self.end = end;
         self
     }
 
-    /// Returns the time by which the call returns, whatever the store does. It bounds every request of the
-    /// acquisition: each attempt, its repetition after a lost reply, and the confirmation of its grant.
+    /// Returns the time by which [`Backend::acquire`](crate::Backend::acquire) must return, whatever the
+    /// store does. It bounds every request of the acquisition: each attempt, its repetition after a lost
+    /// reply, and the confirmation of its grant.
     ///
-    /// It is 80 ms behind the [`deadline`](Self::deadline), so that the store can still answer the last attempt. For
-    /// a single attempt, it is [`Capabilities::attempt_limit`](crate::Capabilities::attempt_limit) behind the start.
-    /// The engine waits no longer: what comes later is given back by the keeper's threads.
+    /// It is 80 ms after the [`deadline`](Self::deadline), so that the store can still answer the last attempt. For
+    /// a single attempt, it is [`Capabilities::attempt_limit`](crate::Capabilities::attempt_limit) after the start.
+    /// The engine waits no longer, and the keeper's threads release a grant that comes later.
     pub fn end(&self) -> HostInstant {
         self.end
     }
 
-    /// Returns the owner of this request, which is the same for every attempt.
+    /// Returns the owner of this request, which is the same for all its attempts.
     pub fn owner(&self) -> Owner {
         self.owner.get().unwrap_or_else(|| {
             let owner = Owner::draw();
@@ -383,13 +389,13 @@ impl<'a> AcquireRequest<'a> {
         })
     }
 
-    /// Returns whether an earlier attempt of this request got no reply, so that the name may be this
-    /// owner's already.
+    /// Returns whether an earlier attempt of this request got no reply. Then this owner may hold the
+    /// name already.
     pub fn is_retry(&self) -> bool {
         self.is_retry.get()
     }
 
-    /// Returns the token that ends a wait in the store early; the answer is `Ok(None)` then.
+    /// Returns the token that ends a wait in the store early. After a cancel, the answer is `Ok(None)`.
     pub fn cancel(&self) -> Option<&'a CancelToken> {
         self.cancel
     }
@@ -409,25 +415,26 @@ impl<'a> AcquireRequest<'a> {
         self.clock.now()
     }
 
-    /// Returns when the engine made this request. A store inside the process may use it as the
-    /// [`Grant::asked_at`] of a grant for which it neither waited nor did any I/O. That saves reading
-    /// the clock twice, since the engine does not check the age of such a grant.
+    /// Returns when the engine made this request. A store inside the process may use it as
+    /// [`Grant::asked_at`] if it neither waited nor did any I/O. That saves reading the clock again,
+    /// and the engine does not check the age of such a grant.
     pub fn started(&self) -> HostInstant {
         self.started.get()
     }
 
-    /// Tells the engine that another holder was seen, so that single attempts of other threads of
-    /// this process end. Cheap, and may be called again.
+    /// Tells the engine that another holder was seen. Then single attempts of other threads of this
+    /// process end. The call is cheap, and may be repeated.
     pub fn contended(&self) {
         self.answered_at.set(Some(self.now()));
         (self.contended)();
     }
 
-    /// Tells the engine that an attempt of a waiter failed, pauses as the engine does before another
-    /// attempt, and returns whether to make it. If not, return the error.
+    /// Tells the engine that a waiter's attempt failed, and pauses. Returns whether to make another
+    /// attempt; if not, return the error.
     ///
-    /// This is only for a waiter that would lose its position in the store's wait queue if it returned. After any
-    /// other failure, [`Backend::acquire`](crate::Backend::acquire) returns the error, and the engine calls it again.
+    /// Call it only for a waiter that would lose its position in the store's wait queue by returning. After any
+    /// other failure, [`Backend::acquire`](crate::Backend::acquire) returns the error, and the engine calls it
+    /// again.
     pub fn retry(&self, error: &Error) -> bool {
         let goes_on = (self.retry)(error, self.answered_at.get()).is_ok();
         if goes_on {
