@@ -16,14 +16,15 @@ use crate::name::LockName;
 use crate::token::FencingToken;
 
 /// A held lock. Dropping it releases the lock, also during a panic, without a panic of its own.
-/// [`release`](Self::release) does the same and returns the store's answer.
+/// [`release`](Self::release) does the same, and returns the store's answer.
 ///
-/// A drop returns within 100 ms, whatever the store does. If the store has not answered after 80 ms, or is known not
-/// to answer, the keeper's own threads ask it in order. They do so until it answers or has ended the lease by itself,
-/// and also for a guard that is lost. Until then this process does not request the name again. The keeper's observer
-/// is told the result, and the drop of the last [`LockKeeper`](crate::LockKeeper) waits for it.
+/// A drop returns within 100 ms, whatever the store does. If the store has not answered after 80 ms, the keeper's
+/// threads take over the release. They do so at once during an outage, and for a lost guard. They repeat the
+/// release until the store answers, or has ended the lease by itself. Until then this process does not request the
+/// name again. The keeper's observers receive the result, and the drop of the last
+/// [`LockKeeper`](crate::LockKeeper) waits for it.
 ///
-/// It can be moved to another thread and shared by several.
+/// A guard can be moved to another thread, and shared by several threads.
 ///
 /// # Loss
 /// A guard can be lost. Either the store was unreachable for too long, the process was stopped, an
@@ -63,7 +64,7 @@ impl LockGuard {
         &self.acquired.hold.name
     }
 
-    /// Returns the mode in which it is held.
+    /// Returns the mode in which the name is held.
     pub fn mode(&self) -> Mode {
         self.acquired.hold.mode
     }
@@ -76,19 +77,19 @@ impl LockGuard {
         self.acquired.hold.slot
     }
 
-    /// Returns the fencing token of this grant: larger than that of every grant of the name before. Guards that
-    /// share a name may be numbered in another order than they came, but all after the exclusive grants
-    /// before them.
+    /// Returns the fencing token of this grant. The token of an exclusive guard is larger than that of every
+    /// earlier grant of the name. The tokens of shared guards may be in another order than their grants, but
+    /// are larger than those of all earlier exclusive grants.
     pub fn token(&self) -> FencingToken {
         self.acquired.token()
     }
 
-    /// Returns whether the lock can be proved to be held right now. Costs no call to the store.
+    /// Returns whether the lock is provably held now. Does not contact the store.
     pub fn is_held(&self) -> bool {
         self.acquired.state(self.engine.clock.now()) == HoldState::Held
     }
 
-    /// Returns an error if the lock is lost. Costs no call to the store.
+    /// Returns an error if the lock is lost. Does not contact the store.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`].
@@ -123,19 +124,19 @@ impl LockGuard {
         }
     }
 
-    /// Returns a signal of the loss, which can be checked, waited for, and can call back. It can
-    /// outlive the guard.
+    /// Returns the signal of this guard's loss. A program can check it, wait for it, or register a
+    /// callback. The signal can outlive the guard.
     pub fn lost_signal(&self) -> LostSignal {
         LostSignal::new(&self.acquired, &self.engine.clock)
     }
 
-    /// Renews now, whatever the policy: afterwards a full ttl (less the margin) remains, and the time of
-    /// [`max_hold`](crate::AcquireOptions::max_hold) begins anew. It first waits for a renewal of the
-    /// keeper that is under way, at most until the guard's deadline.
+    /// Renews the lease now, whatever the lease policy. Afterwards a full ttl, less the margin, remains,
+    /// and the time of [`max_hold`](crate::AcquireOptions::max_hold) starts again. If the keeper renews
+    /// the lease already, the call first waits for that, at most until the guard's deadline.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock is lost; else the outcome is unknown, and the guard is held
-    /// until its old deadline.
+    /// [`ErrorKind::Lost`] if the lock is lost. After any other error the outcome is unknown, and
+    /// the guard is held until its old deadline.
     pub fn renew(&self) -> Result<(), Error> {
         self.ensure_held()?;
         match self.engine.renew_now(&self.acquired.hold)? {
@@ -144,9 +145,10 @@ impl LockGuard {
         }
     }
 
-    /// Returns the SQL that proves this hold within the application's own transaction, where the
-    /// store has [`Capability::CommitProof`](crate::Capability::CommitProof). [`CommitProof`] says how
-    /// to use it, and what to do on every other store. It waits for a renewal that is under way.
+    /// Returns the SQL that proves this hold within the application's own transaction, where the store
+    /// has [`Capability::CommitProof`](crate::Capability::CommitProof). [`CommitProof`] says how to
+    /// use it, and what to do on every other store. If a renewal is under way, the call waits for its
+    /// end.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock is lost, [`ErrorKind::Unsupported`] if the store has no such
@@ -167,16 +169,16 @@ impl LockGuard {
         proof.map(|proof| CommitProof::new(proof, self))
     }
 
-    /// Leaves the release of the lock to the caller.
+    /// Returns the acquisition, and leaves its release to the caller.
     pub(crate) fn into_acquired(mut self) -> Acquired {
         self.is_released = true;
         self.acquired.clone()
     }
 
-    /// Releases the lock and returns what was found.
+    /// Releases the lock, and returns whether it was still held.
     ///
     /// # Errors
-    /// The store's answer is unknown; it frees the lock by itself after the ttl.
+    /// The store's answer is unknown. The store frees the lock by itself after the ttl at the latest.
     pub fn release(mut self) -> Result<Released, Error> {
         self.is_released = true;
         self.engine.release(&self.acquired)

@@ -1,4 +1,4 @@
-//! One of many processes does it: as a leader, or at each tick of a schedule.
+//! Work that one of many processes does: as a leader, or at each tick of a schedule.
 
 use std::fmt;
 use std::ops::{ControlFlow, Deref};
@@ -16,13 +16,13 @@ use crate::name::AsLockName;
 use crate::options::{AcquireOptions, LeasePolicy};
 
 impl LockKeeper {
-    /// Leads whenever this process holds the lock of `name`: `work` is called with each grant, and the next
-    /// campaign begins when it returns `Continue`.
+    /// Makes this process the leader while it holds the lock of `name`. It calls `work` after each grant,
+    /// and acquires the lock again when `work` returns `Continue`.
     ///
-    /// It blocks its thread: campaigning, which waits without an end and through outages, or in `work`. Call it
-    /// on a thread of its own. `work` ends its term when the lock is lost, which [`Leader::pause`] tells: by
-    /// then another process may lead. `Break` ends the leadership for good, and so does a panic. In each case the
-    /// lock is released, and another process leads next.
+    /// The call blocks its thread, so use a thread of its own. It waits for the lock without a limit, also
+    /// through outages. [`Leader::pause`] returns false when the lock is lost: then another process may lead, and
+    /// `work` must return. `Break` and a panic end the call. Whenever `work` ends, the lock is released, and
+    /// another process can lead.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -41,8 +41,8 @@ impl LockKeeper {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Cancelled`] after [`close`](Self::close); errors that another try would not mend
-    /// ([`Error::is_retryable`]).
+    /// [`ErrorKind::Cancelled`] after [`close`](Self::close), and errors that are not
+    /// [retryable](Error::is_retryable).
     pub fn lead<T>(
         &self,
         name: impl AsLockName,
@@ -51,8 +51,8 @@ impl LockKeeper {
         self.lead_with(name, &AcquireOptions::new(), work)
     }
 
-    /// Leads as [`lead`](Self::lead) does, with options: a lease, a [`CancelToken`] that ends the leadership.
-    /// A wait in them does not count.
+    /// Leads as [`lead`](Self::lead) does, with options, such as a lease policy or a [`CancelToken`] that
+    /// ends the leadership. The wait of the options is ignored.
     ///
     /// # Errors
     /// As [`lead`](Self::lead), and [`ErrorKind::Cancelled`] after the token was cancelled.
@@ -84,23 +84,23 @@ impl LockKeeper {
         }
     }
 
-    /// Runs `work` for one tick of a schedule, if no other process does, or has just done it. Returns `None`
-    /// without running it otherwise.
+    /// Runs `work` for one tick of a schedule, unless another process runs it or has just run it. Then
+    /// `work` is not called, and the result is `None`.
     ///
-    /// All processes call it at each tick; one attempt decides. The lock is then held for `at_least`, counted from
-    /// the grant, also if `work` is done sooner or panics. A process whose clock is behind, or that was busy, comes
-    /// to the tick later, and must still find the lock held. So `at_least` is longer than the clocks differ and than
-    /// a process may be late. It is shorter than the time between two ticks. A process that is later gets the lock,
-    /// since nothing remembers which ticks were run. So `work` compares the clock with the tick, and skips what is
-    /// too late. The call returns when both are over, or when the keeper is closed. The lease is renewed, whatever
-    /// the keeper's policy is.
+    /// All processes call it at each tick, and each makes one attempt. The lock is held for at least `at_least`
+    /// from the grant, also if `work` returns sooner or panics. A process with a slow clock, or a busy one, calls
+    /// later, and must still find the lock held. So choose `at_least` longer than clocks may differ and than a
+    /// process may be late, and shorter than the time between two ticks. A process that is even later gets the
+    /// lock, since nothing remembers which ticks were run. So let `work` compare the clock with the tick, and skip
+    /// a tick that is long past. The call returns when `work` has returned and `at_least` is over, or when the
+    /// keeper is closed. The lease is renewed, whatever the keeper's policy is.
     ///
-    /// The `name` says what excludes what. With the name of the job (`report`) a tick is skipped while the work
-    /// of an earlier one runs. With the tick in it (`report@2026-11-22T02:00Z`, the time that the schedule
-    /// names, and not that of the clock) ticks may overlap.
+    /// The `name` decides which ticks exclude each other. With the job's name (`report`), a tick is skipped
+    /// while the work of an earlier tick runs. With the tick's scheduled time in the name
+    /// (`report@2026-11-22T02:00Z`), ticks may overlap.
     ///
-    /// A process that is killed leaves its tick undone: its lock is free after the ttl, and the next tick is
-    /// run by another process.
+    /// If the process is killed, its tick stays undone. The lock is free after the ttl, and another process
+    /// runs the next tick.
     ///
     /// ```
     /// use std::time::Duration;
@@ -143,7 +143,7 @@ impl LockKeeper {
     }
 }
 
-/// Pauses until a tick was held long enough when it is dropped: also if its work panics.
+/// Pauses in its drop until the tick's lock was held for long enough, also if the work panics.
 struct TickEnd<'a> {
     until: HostInstant,
     leader: Leader<'a>,
@@ -156,7 +156,7 @@ impl Drop for TickEnd<'_> {
     }
 }
 
-/// A term of leadership: the guard of the lock, whose methods it has.
+/// A term of leadership. It has the methods of the lock's guard.
 pub struct Leader<'a> {
     guard: &'a LockGuard,
     cancel: CancelToken,
@@ -186,7 +186,8 @@ impl<'a> Leader<'a> {
         self.guard.is_held() && !self.cancel.is_cancelled()
     }
 
-    /// Blocks for `limit`, or until this process no longer [leads](Self::leads). Returns whether it does.
+    /// Blocks for `limit`, or until this process no longer [leads](Self::leads). Returns whether it still
+    /// leads.
     pub fn pause(&self, limit: Duration) -> bool {
         let clock = &self.guard.engine().clock;
         let until = clock.now() + limit;

@@ -1,4 +1,4 @@
-//! Permits: a lock that a limited number of holders have at the same time.
+//! Semaphores: up to a limit of holders have a permit at the same time.
 
 use std::fmt;
 use std::ops::Deref;
@@ -14,11 +14,11 @@ use crate::mode::Mode;
 use crate::name::{AsLockName, LockName};
 use crate::options::AcquireOptions;
 
-/// Grants up to a limit of permits at the same time, over all processes that use the store.
+/// Grants up to a limit of permits at the same time, to all processes that use the store together.
 ///
-/// Each [`Permit`] is a lease of its own, as a lock is. It has a fencing token, is renewed while it lives, and is
-/// free again when its holder has died. Permits are granted first come, first served. A semaphore has nothing to do
-/// with the lock of the same name.
+/// Each [`Permit`] has a lease of its own, like a lock. It has a fencing token and is renewed while it lives. If
+/// its holder dies, the permit becomes free. Permits are granted first come, first served. A semaphore is
+/// independent of the lock of the same name.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
@@ -41,15 +41,15 @@ pub struct Semaphore {
 
 impl LockKeeper {
     /// Returns the semaphore of a name. Up to `permits` permits are held at the same time, from 1 to
-    /// [`MAX_PERMITS`](crate::MAX_PERMITS), or to the largest limit of the store. It asks the store
-    /// for nothing.
+    /// [`MAX_PERMITS`](crate::MAX_PERMITS), or to the largest limit of the store. The call does not
+    /// contact the store.
     ///
-    /// All programs have to use the same number. While permits are held under one, acquiring under another
-    /// is [`ErrorKind::LimitMismatch`].
+    /// All programs have to use the same limit. While permits of another limit are held, acquiring one is
+    /// [`ErrorKind::LimitMismatch`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] and [`ErrorKind::InvalidLimit`]; [`ErrorKind::Unsupported`] if the store
-    /// has no [`Capability::Permits`](crate::Capability::Permits), or not as many.
+    /// [`ErrorKind::InvalidName`] and [`ErrorKind::InvalidLimit`]. [`ErrorKind::Unsupported`] if the store
+    /// does not declare [`Capability::Permits`](crate::Capability::Permits), or has a smaller limit.
     pub fn semaphore(&self, name: impl AsLockName, permits: u32) -> Result<Semaphore, Error> {
         let name = name.as_lock_name()?.into_owned();
         let mode = Mode::Permit { limit: permits };
@@ -64,11 +64,11 @@ impl LockKeeper {
 }
 
 impl Semaphore {
-    /// Acquires a permit, and waits for it as long as the keeper's default.
+    /// Acquires a permit, and waits for it at most the keeper's default wait.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when all permits were held until the end of the wait;
-    /// [`ErrorKind::LimitMismatch`]; others as [`LockKeeper::lock`].
+    /// [`ErrorKind::TimedOut`] if all permits were held until the end of the wait.
+    /// [`ErrorKind::LimitMismatch`]. Other errors as for [`LockKeeper::lock`].
     pub fn acquire(&self) -> Result<Permit, Error> {
         let guard = self.keeper.lock_in(&self.name, self.mode)?;
         Ok(Permit { guard })
@@ -124,14 +124,13 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Returns the slot of the permit, from 0 to the limit of the semaphore less one. No two permits that are
-    /// held have the same, so it can number connections, ports or directories. Grants of one slot have
-    /// growing tokens.
+    /// Returns the slot of the permit, from 0 to the limit - 1. No two permits that are held have the same
+    /// slot, so it can number connections, ports or directories. The tokens of a slot's grants grow.
     pub fn slot(&self) -> u32 {
         self.guard.slot()
     }
 
-    /// Releases the permit and returns what was found.
+    /// Releases the permit, and returns whether it was still held.
     ///
     /// # Errors
     /// As [`LockGuard::release`].

@@ -43,7 +43,8 @@ impl<'k> TransactionLock<'k> {
 
     /// Returns the token of the lock if the transaction holds it. `None` if another holder has it.
     ///
-    /// # Errors [`ErrorKind::Incompatible`] if the transaction is on another server or in another database than the
+    /// # Errors
+    /// [`ErrorKind::Incompatible`] if the transaction is on another server or in another database than the
     /// keeper. [`ErrorKind::Unavailable`] while the server's clock is behind an earlier grant of the keeper.
     pub fn check(&self, held: i64) -> Result<Option<FencingToken>, Error> {
         match u64::try_from(held) {
