@@ -1,4 +1,4 @@
-//! A shard of the in-process store: holders, expiry and waiters of a part of the names.
+//! A shard of the in-process store: the holders, expiry times and waiters of a part of the names.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// A grant of a [`MemoryProvider`](super::MemoryProvider).
 #[derive(Debug)]
 pub struct MemoryLease {
-    /// Finds the name: no two grants of a shard have the same epoch.
+    /// The hash of the name. With the epoch it finds the entry, since no two grants of a shard have the same
+    /// epoch.
     pub(super) hash: u64,
     pub(super) epoch: u64,
 }
@@ -58,11 +59,11 @@ impl Shard {
         }
     }
 
-    /// Grants a name beside its holders, unless they do not admit it or another thread waits for the name.
-    /// Then `waiter` is queued.
+    /// Grants a name if its holders admit the mode and no other thread waits for the name. Otherwise
+    /// queues `waiter`.
     ///
     /// # Errors
-    /// If permits of another limit are held, or the epoch that the request proposes is too small.
+    /// Permits of another limit are held, or the epoch that the request proposes is too small.
     pub(super) fn attempt(
         &self,
         request: &AcquireRequest<'_>,
@@ -106,10 +107,10 @@ impl Shard {
         }
     }
 
-    /// Waits in the queue for a grant, until a cancellation or `deadline`.
+    /// Waits in the queue for a grant, until `deadline` or a cancellation.
     ///
     /// # Errors
-    /// If permits of another limit are held.
+    /// Permits of another limit are held.
     pub(super) fn wait(
         &self,
         request: &AcquireRequest<'_>,
@@ -131,7 +132,8 @@ impl Shard {
             let ShardState { entries, epochs } = &mut *shard;
             let Some(entry) = entries.find_mut(name.hash64(), |entry| entry.is_of(name, mode))
             else {
-                // An entry with waiters stays: this waiter was granted a lease that was ended since.
+                // An entry with waiters stays, so this waiter is no longer queued: it was granted a lease,
+                // which has ended since.
                 return Ok(lock(&waiter.state).granted.take());
             };
             entry.serve(now, epochs);
@@ -183,8 +185,8 @@ impl Shard {
         let Ok(mut occupied) = found else {
             return Released::AlreadyLost;
         };
-        // The engine knows whether the release is late, by the deadline of the guard. The clock is read only
-        // for other leases of the name.
+        // The guard's deadline tells the engine whether the release is late. So the clock is read only for
+        // other leases of the name.
         let entry = occupied.get_mut();
         if entry.holders.len() > 1 || !entry.waiters.is_empty() {
             entry.holders.retain(|holder| holder.epoch != lease.epoch);

@@ -1,10 +1,11 @@
 //! Refuses a database if another user could have made its files, or could replace them.
 //!
-//! SQLite keeps half of a lock's state in files beside the database. A user who made one of them before can change it
-//! while programs hold locks, and a lock then has two holders. The sticky bit of a folder does not prevent that: it only
-//! keeps users from deleting the files of others. So no user may write the folder who may not write the database.
+//! SQLite keeps part of a lock's state in files beside the database. A user who created such a file earlier can
+//! change it while programs hold locks. Then a lock has two holders. The sticky bit of a folder does not prevent
+//! that: it only protects files from being deleted by others. So every user who may write the folder must be one
+//! who may write the database.
 //!
-//! The owner of the folder is trusted, as the owners of the folders above it are: it can move the whole folder away.
+//! The owners of the folder and of the folders above it are trusted, since they can replace the whole folder.
 //! Access control lists are not read.
 
 use std::fs::{self, Metadata};
@@ -21,8 +22,8 @@ const WRITE_OTHERS: u32 = 0o002;
 /// The mode of a new database.
 pub(super) const NEW_MODE: u32 = 0o600;
 
-/// The suffixes of the files that SQLite reads beside a database. It writes a `-journal` that it finds back to the
-/// database, though a lock database has none.
+/// The suffixes of the files that SQLite reads beside a database. A lock database has no `-journal`, but if SQLite
+/// finds one, it writes its content to the database.
 const SIDE_FILES: [&str; 3] = ["-wal", "-shm", "-journal"];
 
 /// What is wrong with the owner or the permissions of a file.
@@ -60,7 +61,7 @@ impl Access {
     }
 }
 
-/// Refuses the link at `file` if neither this user, root nor the owner of its folder made it.
+/// Refuses a symbolic link at `file`, unless this user, root or the owner of its folder made it.
 pub(super) fn check_link(file: &Path) -> Result<(), Weakness> {
     let (Ok(link), Some(Ok(folder))) =
         (fs::symlink_metadata(file), file.parent().map(fs::metadata))
@@ -91,7 +92,7 @@ pub(super) fn check_new(file: &Path) -> Result<(), Weakness> {
 
 /// Checks the folder of a database, and the files beside it.
 pub(super) fn check(file: &Path) -> Result<(), Weakness> {
-    // Opening the file reports an error here.
+    // If this fails, opening the file reports the error.
     let Ok(database) = fs::metadata(file) else {
         return Ok(());
     };
@@ -99,7 +100,7 @@ pub(super) fn check(file: &Path) -> Result<(), Weakness> {
     check_folder(file, database)?;
     for suffix in SIDE_FILES {
         let beside = with_suffix(file, suffix);
-        // A process that opens or closes the database creates or deletes it at any time.
+        // Another process may create or delete this file at any time, by opening or closing the database.
         let Ok(data) = fs::symlink_metadata(&beside) else {
             continue;
         };
@@ -116,14 +117,14 @@ pub(super) fn check(file: &Path) -> Result<(), Weakness> {
     Ok(())
 }
 
-/// Returns whether a user who may write the database made the file beside it.
+/// Returns whether the owner of a file beside the database may write the database.
 fn may_have_made(beside: Access, database: Access) -> bool {
     [0, geteuid().as_raw(), database.owner].contains(&beside.owner)
         || database.may(WRITE_OTHERS)
         || (database.may(WRITE_GROUP) && beside.group == database.group)
 }
 
-/// Refuses a folder that users may write who may not write the database.
+/// Refuses a folder if some of the users who may write it may not write the database.
 fn check_folder(file: &Path, database: Access) -> Result<(), Weakness> {
     let folder = file.parent().unwrap_or(Path::new("/"));
     let Ok(data) = fs::metadata(folder) else {
@@ -131,7 +132,7 @@ fn check_folder(file: &Path, database: Access) -> Result<(), Weakness> {
     };
     let access = Access::of(&data);
     let has_same_group = database.may(WRITE_GROUP) && database.group == access.group;
-    // `useradd` gives each user a group of the same number, and that user is its only member.
+    // `useradd` makes a group of the same number for each user, with that user as the only member.
     let is_private_group = access.group == access.owner;
     let (users, chmod) = if database.may(WRITE_OTHERS) {
         return Ok(());

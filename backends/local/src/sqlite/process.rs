@@ -1,4 +1,4 @@
-//! The identity of a process, and whether the process of another identity still lives.
+//! The identity of a process, and whether another process still lives.
 
 use std::sync::OnceLock;
 
@@ -11,12 +11,12 @@ pub(super) struct Process {
     pub(super) pid: u32,
     /// The start time since boot, in the system's units; 0 if it is not known.
     pub(super) start: u64,
-    /// Where the pid is valid: `boot id/pid namespace`. Empty if this system does not say.
+    /// Where the pid is valid, as `boot id/pid namespace`. Empty if this system does not say.
     pub(super) pid_scope: String,
 }
 
-/// The cached identity of a process. A forked child inherits the cache of its parent, and appends its
-/// own identity.
+/// The cached identity of a process. A forked child inherits its parent's cache, and appends its own
+/// identity.
 struct Cached {
     process: Process,
     child: OnceLock<Box<Cached>>,
@@ -50,12 +50,12 @@ impl Process {
         &cached.process
     }
 
-    /// Returns whether this system says which processes have ended.
+    /// Returns whether this system can tell that a process has ended.
     pub(super) fn can_detect_ends() -> bool {
         !Self::own().pid_scope.is_empty()
     }
 
-    /// Returns whether the pid is valid in this process.
+    /// Returns whether the pid means the same process here.
     fn has_valid_pid(&self) -> bool {
         !self.pid_scope.is_empty() && self.shares_pid_scope(Self::own())
     }
@@ -75,15 +75,16 @@ impl Process {
             || (self.has_valid_pid() && system::has_ended(self.pid, self.start))
     }
 
-    /// Returns whether the host was restarted between the two. Returns `false` if either is in a
-    /// container, since some containers (systemd-nspawn, LXC) have a boot id of their own.
+    /// Returns whether the host was restarted between the starts of the two processes. Returns
+    /// `false` if either is in a container: some containers (systemd-nspawn, LXC) have their own
+    /// boot id.
     fn is_of_another_boot(&self, other: &Self) -> bool {
         let boots = [self, other].map(|process| process.pid_scope.strip_suffix(HOST_PIDS));
         matches!(boots, [Some(its), Some(ours)] if its != ours)
     }
 }
 
-/// Notices the end of a process at once.
+/// Watches a process, and notices its end at once.
 #[derive(Debug)]
 pub(super) struct HolderWatch {
     pub(super) process: Process,
@@ -93,7 +94,7 @@ pub(super) struct HolderWatch {
 }
 
 impl HolderWatch {
-    /// Returns `None` for this process, and where the system cannot watch the process or it has ended.
+    /// Returns `None` for this process, for one that has ended, and where the system cannot watch processes.
     #[cfg(target_os = "linux")]
     pub(super) fn new(process: &Process) -> Option<Self> {
         let is_other = process.has_valid_pid() && process != Process::own();
@@ -119,7 +120,7 @@ mod system {
     use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
     pub(super) fn pid_scope(pid: u32) -> String {
-        // A /proc of another pid namespace shows other processes under these pids.
+        // In a /proc of another pid namespace, these pids are those of other processes.
         let shown = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         if shown.split(' ').next() != Some(pid.to_string().as_str()) {
             return String::new();
@@ -161,7 +162,7 @@ mod system {
             // A process whose main thread has ended is a zombie while other threads go on.
             Ok(Some(('Z', _))) => all_threads_ended(pid),
             Ok(_) => false,
-            // Hidden processes (hidepid) are also missing in /proc.
+            // A process that /proc hides (hidepid) may still live.
             Err(_) => i32::try_from(pid)
                 .ok()
                 .and_then(Pid::from_raw)
