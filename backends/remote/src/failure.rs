@@ -1,4 +1,4 @@
-//! Classes of failure, and the errors that every backend reports with the same text.
+//! Classes of failures, and the errors whose texts all backends share.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use lockkeeper_core::{Error, ErrorKind};
 
 use crate::options::Endpoint;
 
-/// How a request failed, and what is left of it on the server.
+/// How a request failed, and whether the server may still carry it out.
 #[derive(Clone, Debug)]
 pub enum Failure {
     /// The request never reached the server.
@@ -16,14 +16,14 @@ pub enum Failure {
     /// The connection has ended, or it leads to the wrong server, such as a former primary. What the
     /// server granted on it is gone. A new connection may work.
     Closed(Error),
-    /// No reply came: the server may have carried out the request, or may do so later.
+    /// No reply came. The server may have carried out the request, or may do so later.
     Unanswered(Error),
-    /// The server refused the request; the connection is still good.
+    /// The server refused the request. The connection can be used again.
     Refused(Error),
 }
 
 impl Failure {
-    /// Returns what went wrong.
+    /// Returns the error of the failure.
     pub fn error(&self) -> &Error {
         let (Self::NotSent(error)
         | Self::Closed(error)
@@ -38,13 +38,13 @@ impl Failure {
     }
 }
 
-/// Returns the error of a server that cannot do what it should, and may do so later.
+/// Returns the error of a server that cannot serve now, and may do so later.
 pub fn unavailable(text: &str) -> Error {
     Error::new(ErrorKind::Unavailable, text)
 }
 
-/// Returns the failure of a request whose deadline has passed. Sent nevertheless, it would cost the connection: there is no
-/// time for the reply.
+/// Returns the failure of a request whose deadline has passed. The request is not sent: there is no time for the
+/// reply, so the connection would have to be closed.
 pub fn no_time() -> Failure {
     Failure::NotSent(unavailable(
         "there was no time left to ask the server; try again, or wait longer",
@@ -56,8 +56,8 @@ pub fn unknown(text: &str) -> Failure {
     Failure::Unanswered(Error::new(ErrorKind::Unknown, text))
 }
 
-/// Returns the error of a request that cannot have granted anything: where its reply is missing, that
-/// is [`ErrorKind::Unavailable`] and not unknown.
+/// Returns the error of a request that cannot have granted anything. A missing reply is
+/// [`ErrorKind::Unavailable`] then, and not [`ErrorKind::Unknown`].
 pub fn nothing_granted(failure: Failure) -> Error {
     let error = failure.into_error();
     match error.kind() {
@@ -66,7 +66,7 @@ pub fn nothing_granted(failure: Failure) -> Error {
     }
 }
 
-/// Returns the error for a reply that no server gives to the request.
+/// Returns the error for a reply that does not fit the request.
 pub fn senseless() -> Error {
     Error::new(
         ErrorKind::Incompatible,
@@ -74,12 +74,12 @@ pub fn senseless() -> Error {
     )
 }
 
-/// Returns whether a socket's time-out was over; which of the two kinds it is depends on the system.
+/// Returns whether a socket's time-out was over. The system decides which of the two kinds it reports.
 pub fn is_timeout(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
 
-/// What the TLS library's text contains if the server has ended the handshake.
+/// The part of the TLS library's text that says that the server ended the handshake.
 const ALERT: &str = "fatal alert";
 
 /// Returns whether the TLS library did not trust the server, or the server ended TLS by an alert.
@@ -87,7 +87,7 @@ pub fn is_untrusted(text: &str) -> bool {
     text.contains("certificate") || text.contains(ALERT)
 }
 
-/// A server as errors name it: its protocol and its address.
+/// The protocol and the address of a server, as errors name them.
 #[derive(Clone, Debug)]
 pub struct Server {
     protocol: &'static str,
@@ -101,7 +101,7 @@ impl fmt::Display for Server {
 }
 
 impl Server {
-    /// A server at an endpoint that speaks `protocol`, such as `Redis`.
+    /// Makes the description of a server at `endpoint` that speaks `protocol`, such as `Redis`.
     pub fn new(protocol: &'static str, endpoint: &Endpoint) -> Self {
         Self {
             protocol,
@@ -109,7 +109,7 @@ impl Server {
         }
     }
 
-    /// Returns what the server is, such as "a Redis server".
+    /// Returns the kind of the server with an article, such as "a Redis server".
     fn kind(&self) -> String {
         let article = match self.protocol.starts_with(['a', 'e', 'i', 'o', 'u']) {
             true => "an",
@@ -118,12 +118,13 @@ impl Server {
         format!("{article} {} server", self.protocol)
     }
 
-    /// The address, for people.
+    /// Returns the address, as people write it.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The server cannot be reached, so a listed fallback may be used.
+    /// Returns the error of a server that cannot be reached. Only after this error, opening uses a listed
+    /// fallback.
     pub fn unreachable(&self, why: impl fmt::Display) -> Error {
         Error::unreachable(format!(
             "{self} cannot be reached: {why}; is it running, {}, and the address right?",
@@ -131,12 +132,12 @@ impl Server {
         ))
     }
 
-    /// The caller's deadline is over before anything was sent.
+    /// Returns the error of a caller whose deadline passed before anything was sent.
     pub fn no_time_to_connect(&self) -> Error {
         self.unreachable("there was no time left to connect")
     }
 
-    /// The socket could not be opened.
+    /// Returns the error of a socket that could not be opened.
     pub fn not_connected(&self, error: io::Error) -> Error {
         let described = match error.kind() {
             io::ErrorKind::PermissionDenied => Error::new(
@@ -150,14 +151,15 @@ impl Server {
         described.with_source(error)
     }
 
-    /// A socket was opened, and then no reply came to the first request. `hint` follows the text.
+    /// Returns the error of a server that accepted a connection, and sent no reply to the first request.
+    /// `hint` follows the text.
     pub fn says_nothing(&self, hint: &str) -> Error {
         self.unreachable(format_args!(
             "it takes connections, and then says nothing{hint}"
         ))
     }
 
-    /// No reply came within the time for it.
+    /// Returns the error of a request without a reply in time.
     pub fn silent(&self) -> Error {
         let text = format!(
             "{self} did not answer in time; the request may still be in flight, and what it granted ends with its ttl"
@@ -165,8 +167,8 @@ impl Server {
         Error::new(ErrorKind::Unknown, text)
     }
 
-    /// The server has sent more than [`MAX_REPLY`](crate::MAX_REPLY) bytes in one exchange. `has_replied` says that an
-    /// earlier reply was as it should be, so what answers is such a server.
+    /// Returns the error of a server that sent more than [`MAX_REPLY`](crate::MAX_REPLY) bytes in one exchange.
+    /// `has_replied`: an earlier reply was valid, so the server speaks the protocol.
     pub fn too_long(&self, has_replied: bool) -> Error {
         if !has_replied {
             return self.wrong_protocol("?");
@@ -177,19 +179,21 @@ impl Server {
         Error::new(ErrorKind::Unknown, text)
     }
 
-    /// The connection broke between a request and its reply.
+    /// Returns the error of a connection that broke between a request and its reply.
     pub fn cut(&self) -> Error {
         let text = format!("the connection to {self} was cut before it answered");
         Error::new(ErrorKind::Unknown, text)
     }
 
-    /// The server has closed the connection, and nothing of the request is left there.
+    /// Returns the error of a connection that the server has closed. The server does not carry out the
+    /// request.
     pub fn closed(&self) -> Error {
         let text = format!("{self} has closed the connection");
         Error::new(ErrorKind::Unavailable, text)
     }
 
-    /// What answers is no such server. `hint` is a question for the reader.
+    /// Returns the error of a server that speaks another protocol. `hint` is the end of the question in the
+    /// text.
     pub fn wrong_protocol(&self, hint: &str) -> Error {
         let Self { protocol, address } = self;
         let text = format!(
@@ -213,7 +217,8 @@ impl Server {
         Error::new(ErrorKind::PermissionDenied, text)
     }
 
-    /// All connections of the pool are in use; `users` says by what, `advice` what to do about it.
+    /// Returns the error of a pool whose connections are all in use. `users` says what uses them, and
+    /// `advice` what to do.
     pub fn exhausted(&self, pool_size: u32, users: &str, advice: &str) -> Error {
         let text = format!(
             "all {pool_size} connections to the server are in use{users}; raise `pool_size`{advice}"

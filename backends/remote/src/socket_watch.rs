@@ -1,7 +1,7 @@
-//! One thread that notices when a server closes a connection, whether or not the connection is in use.
+//! A thread that notices when a server closes a connection, whether or not the connection is in use.
 //!
-//! Connections are watched and not sessions. A session is made for each grant, and telling the thread of it would
-//! cost two wake-ups a pair.
+//! The thread watches connections, not sessions. A session is made for each grant, and adding it would cost two
+//! wake-ups for each lock and release.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,8 +17,9 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-/// The peer sends nothing more. poll(2) reports without being asked that both sides have closed
-/// (`POLLHUP`) or that the connection has failed (`POLLERR`). Data that arrives does not wake the thread.
+/// The event that the peer sends nothing more. poll(2) also reports, unrequested, that both sides have
+/// closed (`POLLHUP`) and that the connection has failed (`POLLERR`). Data that arrives does not wake the
+/// thread.
 #[cfg(any(
     target_os = "freebsd",
     target_os = "illumos",
@@ -44,9 +45,9 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// A set of sockets whose end is noticed at once.
 ///
-/// The first socket starts a thread, which sleeps until a peer closes its connection, and ends with the
-/// set. A peer that went without a word is noticed as late as the kernel does: by keep-alive probes, or when
-/// a request gets no acknowledgement.
+/// The first socket starts a thread, which sleeps until a peer closes its connection, and ends with the set.
+/// If a peer disappears without closing, the kernel notices: by keep-alive probes, or when a request gets no
+/// acknowledgement.
 pub struct SocketWatch {
     thread_name: &'static str,
     shared: Arc<Shared>,
@@ -59,7 +60,7 @@ struct Shared(Mutex<State>);
 struct State {
     sockets: BTreeMap<u64, Entry>,
     last_id: u64,
-    /// Wakes the thread by a byte. `None` before its start.
+    /// Wakes the thread by a byte. `None` before the thread's start.
     wake: Option<UnixStream>,
     is_over: bool,
 }
@@ -78,7 +79,7 @@ pub struct WatchedSocket {
 }
 
 impl SocketWatch {
-    /// A set without sockets. Its thread will have this name, of which Linux shows 15 bytes.
+    /// Makes a set without sockets. `thread_name` is the name of its thread, of which Linux shows 15 bytes.
     pub fn new(thread_name: &'static str) -> Self {
         Self {
             thread_name,
@@ -86,12 +87,12 @@ impl SocketWatch {
         }
     }
 
-    /// Watches a socket. When its peer closes the connection, `on_end` is called on the set's thread: it
-    /// must neither panic nor wait. It is not called after the returned handle is dropped, unless it
-    /// runs just then.
+    /// Watches a socket. When its peer closes the connection, the set's thread calls `on_end`, which
+    /// must neither panic nor wait. After the returned handle is dropped, `on_end` does not start, but
+    /// may still run.
     ///
     /// # Errors
-    /// Those of starting the thread.
+    /// The thread could not be started.
     pub fn watch(
         &self,
         socket: &Arc<TcpStream>,
@@ -119,7 +120,7 @@ impl SocketWatch {
         })
     }
 
-    /// Starts the thread, and returns what wakes it.
+    /// Starts the thread, and returns the stream that wakes it.
     fn start(&self) -> io::Result<UnixStream> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
@@ -149,7 +150,8 @@ impl fmt::Debug for SocketWatch {
 }
 
 impl WatchedSocket {
-    /// Returns whether the peer was seen to have closed the connection. True before `on_end` is called.
+    /// Returns whether the thread saw that the peer closed the connection. It is true before `on_end` is
+    /// called.
     pub fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::SeqCst)
     }
@@ -158,8 +160,8 @@ impl WatchedSocket {
 impl Drop for WatchedSocket {
     fn drop(&mut self) {
         let mut state = self.shared.0.lock();
-        // The thread keeps the socket open until it is woken. So its descriptor is not used again while
-        // it is polled, and the connection is closed right after.
+        // The thread keeps the socket open until it is woken. So the descriptor is not reused while it
+        // is polled. After the wake-up, the connection can close at once.
         let removed = state.sockets.remove(&self.id);
         if removed.is_some() {
             state.wake();
@@ -177,7 +179,7 @@ impl fmt::Debug for WatchedSocket {
 }
 
 impl State {
-    /// Wakes the thread. A byte that does not fit is not needed: many are unread.
+    /// Wakes the thread. If the byte does not fit, unread bytes wake the thread already.
     fn wake(&self) {
         if let Some(mut wake) = self.wake.as_ref() {
             let _ = wake.write(&[0]);
@@ -210,7 +212,8 @@ impl Shared {
     }
 }
 
-/// Waits until connections have ended, and returns them, or until the thread is woken.
+/// Waits until connections have ended or the thread is woken. Returns the ids of the connections that have
+/// ended.
 fn wait(woken: &UnixStream, watched: &[(u64, Arc<TcpStream>)]) -> Vec<u64> {
     let sockets = watched.iter().map(|(_, socket)| PollFd::new(socket, ENDED));
     let mut polled = vec![PollFd::new(woken, PollFlags::IN)];

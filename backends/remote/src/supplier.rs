@@ -1,8 +1,9 @@
-//! Connections that the application makes or lends, or that a client makes without a bound of time.
+//! Connections that a function of the application makes or lends, or that a client library makes without a
+//! time-out.
 //!
-//! The function is a closure, so it fits every version of r2d2 and other pools. Each call has a thread of its own,
-//! since nothing else bounds the time of the application's code. Giving a connection back has one, too: the pool
-//! may ask the server about it.
+//! The function is a closure, so it fits every version of r2d2 and other pools. Each call runs on a thread of its
+//! own, since nothing else bounds the time of the application's code. So does returning a connection: the pool may
+//! ask the server about it.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -16,7 +17,8 @@ use lockkeeper_core::Error;
 
 use crate::failure::{Server, senseless, unavailable};
 
-/// From this number of overdue calls on, a caller is refused. Each has a thread.
+/// The largest number of overdue calls, each of which keeps a thread. With so many, a further call is
+/// refused.
 const MOST_OVERDUE: isize = 128;
 
 type Supply<C> = dyn Fn(Duration) -> Result<C, Error> + Send + Sync;
@@ -26,10 +28,10 @@ pub struct Supplier<C>(Arc<Parts<C>>);
 
 struct Parts<C> {
     supply: Box<Supply<C>>,
-    /// The server to which the function connects, if it is not the application's.
+    /// The server to which the function connects. `None` for a function of the application's.
     server: Option<Server>,
-    /// The number of calls that go on although their callers have stopped waiting. The count may be too small for a moment
-    /// while calls end.
+    /// The number of calls whose callers have stopped waiting. While calls end, the count may be too small for a
+    /// moment.
     overdue: AtomicIsize,
 }
 
@@ -46,7 +48,8 @@ impl<C> fmt::Debug for Supplier<C> {
 }
 
 impl<C: Send + 'static> Supplier<C> {
-    /// Calls `supply`, a function of the application's, for each connection, with the time that is left for it.
+    /// Makes a supplier that calls `supply`, a function of the application's, for each connection. Its argument
+    /// is the time that is left.
     pub fn new<E>(supply: impl Fn(Duration) -> Result<C, E> + Send + Sync + 'static) -> Self
     where
         E: StdError + Send + Sync + 'static,
@@ -60,7 +63,8 @@ impl<C: Send + 'static> Supplier<C> {
         Self::with(Box::new(move |limit| supply(limit).map_err(refused)), None)
     }
 
-    /// Calls `connect`, which connects to a server.
+    /// Makes a supplier that calls `connect`, which connects to `server`. Its argument is the time that is
+    /// left.
     pub fn of_server(
         server: &Server,
         connect: impl Fn(Duration) -> Result<C, Error> + Send + Sync + 'static,
@@ -76,15 +80,15 @@ impl<C: Send + 'static> Supplier<C> {
         }))
     }
 
-    /// Returns a connection within `limit`. The function runs on a thread of its own: it may take longer, and the
-    /// connection that comes late is dropped.
+    /// Returns a connection within `limit`. The function runs on a thread of its own. If it takes longer, its
+    /// connection is dropped.
     ///
     /// # Errors
     /// The error of the function. [`ErrorKind::Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if it takes longer or
     /// panics.
     pub fn take(&self, limit: Duration) -> Result<C, Error> {
         let server = self.0.server.as_ref();
-        // The text for a function of the application's.
+        // `text` is for a function of the application's.
         let late = |text| server.map_or_else(|| unavailable(text), |it| it.says_nothing(""));
         if self.0.overdue.load(Ordering::Relaxed) >= MOST_OVERDUE {
             return Err(late(
