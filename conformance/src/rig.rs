@@ -1,4 +1,4 @@
-//! The test bench of a case: one fresh store, with keepers, child processes and faults on it.
+//! What a case works with: one fresh store, and keepers, child processes and faults on it.
 
 use std::sync::Arc;
 use std::thread;
@@ -22,8 +22,9 @@ pub(crate) const NAMESPACE: &str = "conformance";
 /// The ttl in cases that are not about leases: longer than any case takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The number of names for which forked siblings compete. An owner may contain the millisecond of its
-/// request: with this number of rounds, some requests of both siblings are of the same millisecond.
+/// The number of names for which forked siblings compete. A store may keep the millisecond of a
+/// request as its owner. With so many names, some requests of both siblings are made in the same
+/// millisecond.
 pub(crate) const SIBLING_ROUNDS: usize = 40;
 
 /// The reason why a case cannot run on this store.
@@ -60,7 +61,7 @@ impl<'a> Rig<'a> {
         opened.unwrap_or_else(|error| panic!("the store cannot be opened: {error:?}"))
     }
 
-    /// Returns a builder over a new provider, with a long ttl, and the time-out as the wait.
+    /// Returns a builder with a new provider, a long ttl, and the suite's time-out as the wait.
     pub(crate) fn builder(&self) -> LockKeeperBuilder {
         self.builder_on(self.provider())
     }
@@ -91,13 +92,13 @@ impl<'a> Rig<'a> {
         EventRecorder::new(self.timeout())
     }
 
-    /// Returns a builder over a provider with a [`Tap`].
+    /// Returns a builder whose provider has a [`Tap`], and that tap.
     pub(crate) fn tapped(&self) -> (LockKeeperBuilder, Arc<Tap>) {
         let tap = Tap::on(self.provider());
         (self.builder_on(Arc::clone(&tap) as _), tap)
     }
 
-    /// Returns a ttl of `millis`, or the shortest one above it that this store supports.
+    /// Returns a ttl of `millis`, or the next longer one that this store supports.
     pub(crate) fn ttl(&self, millis: u64) -> Duration {
         let capabilities = self.provider().capabilities();
         let ttl = Duration::from_millis(millis).max(capabilities.min_ttl());
@@ -164,8 +165,8 @@ impl<'a> Rig<'a> {
         Ok(ChildProcess::start(&spec, self.timeout()))
     }
 
-    /// Starts another process with a fresh store of its own, so that no other case adds to its
-    /// threads and files.
+    /// Starts another process with a fresh store of its own. So no other case adds threads or files
+    /// to that process.
     pub(crate) fn process_with_own_store(&self) -> ChildProcess {
         let spec = ChildSpec {
             suite: self.suite.name.to_owned(),
@@ -194,7 +195,7 @@ impl<'a> Rig<'a> {
         done(self.fixture.end_lease(NAMESPACE, name), "end_lease")
     }
 
-    /// Skips the case if the store does not tell holders of this loss.
+    /// Skips the case if the store does not notify holders of this loss.
     pub(crate) fn needs_notice_of(&self, loss: Loss) -> Outcome {
         match self.fixture.tells().contains(&loss) {
             true => Ok(()),
@@ -204,15 +205,16 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Skips the case if the fixture cannot list what is in the store.
+    /// Skips the case if the fixture cannot list the store's content.
     pub(crate) fn needs_leftovers(&self) -> Outcome {
         // Some stores exist only once a provider has opened them.
         drop(self.provider());
         done(self.fixture.leftovers().is_some(), "leftovers")
     }
 
-    /// Waits until the store is empty. If the fixture cannot list what is in the store, this checks
-    /// nothing, and `rule_10_resources::released_locks_leave_nothing_in_the_store` is reported as ignored.
+    /// Waits until the store is empty. If the fixture cannot list the store's content, this checks
+    /// nothing. Then `rule_10_resources::released_locks_leave_nothing_in_the_store` is reported as
+    /// ignored.
     pub(crate) fn nothing_left(&self) {
         let left = || self.fixture.leftovers().unwrap_or_default();
         let deadline = Instant::now() + self.timeout();
