@@ -437,7 +437,8 @@ static DRIVERS: LazyLock<backend::Drivers> = LazyLock::new(backend::drivers);
 /// Opens the store of a URL, such as `sqlite:/var/lib/shop/locks.db?ttl=30s&wait=5s`. [`Config`]
 /// lists the keys.
 ///
-/// # Errors What is wrong with the URL or one of its keys, before any store is contacted, or why the store could not
+/// # Errors
+/// What is wrong with the URL or one of its keys, before any store is contacted, or why the store could not
 /// be opened. Each has a kind of its own.
 pub fn open(url: &str) -> Result<LockKeeper, Error> {
     open_config(&Config::from_url(url)?)
