@@ -20,9 +20,9 @@ use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
 use super::Engine;
 use super::backoff::Limits;
 use super::group::Alone;
+use super::health::{Health, outlasted};
 use super::hold::acquired::Acquired;
 use super::key::Key;
-use super::outage::{OutageGate, outlasted};
 use super::queue::Entered;
 use super::report::AcquisitionReport;
 use super::retry::Retry;
@@ -217,7 +217,7 @@ impl<'e> Acquisition<'_, 'e> {
                 Ok(Some(acquired))
             }
             Given::Nothing(_) if request.is_cancelled() => Err(engine.cancelled()),
-            Given::Nothing(Unserved::Freed) if self.gate().is_silent() => Err(self.silent()),
+            Given::Nothing(Unserved::Freed) if self.health().is_silent() => Err(self.silent()),
             Given::Nothing(Unserved::Busy | Unserved::Freed) => {
                 self.report.contended();
                 Ok(None)
@@ -237,14 +237,14 @@ impl<'e> Acquisition<'_, 'e> {
     }
 
     /// Returns what is known of the part of the store that keeps the name.
-    pub(super) fn gate(&self) -> &'e OutageGate {
+    pub(super) fn health(&self) -> &'e Health {
         let engine: &'e Engine = self.engine;
-        &engine.parts.get(self.part.get()).outage
+        &engine.parts.get(self.part.get()).health
     }
 
     /// Returns the error of a thread that ends behind a head: the outage's, if there is one.
     fn unreachable(&self, error: Error) -> Error {
-        match self.gate().current() {
+        match self.health().outage() {
             Some((since, cause)) => {
                 outlasted(cause, self.request.now().saturating_since(since), false)
             }

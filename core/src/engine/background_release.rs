@@ -317,9 +317,9 @@ impl Engine {
         };
         let lost_reply = guard.as_mut().and_then(|guard| guard.lost_reply.take());
         let mut retry = Retry::new(limits, self.clock.now()).continued(lost_reply);
-        let gate = &self.parts.get(lease.part).outage;
-        retry.ride_out(gate);
-        if let Some((_, cause)) = gate.current() {
+        let health = &self.parts.get(lease.part).health;
+        retry.ride_out(health);
+        if let Some((_, cause)) = health.outage() {
             fail(&cause);
         }
         let mut paused = retry.before_first();
@@ -333,7 +333,7 @@ impl Engine {
             {
                 ReleaseAttempt::Answered(answer) => {
                     let took = self.clock.now().saturating_since(asked_at);
-                    gate.set_slow(took >= DROP_LIMIT);
+                    health.set_slow(took >= DROP_LIMIT);
                     return Some(answer);
                 }
                 ReleaseAttempt::NoAnswer(again, error) => {

@@ -42,7 +42,7 @@ impl Acquisition<'_, '_> {
         let until = request.deadline.unwrap_or(request.end());
         self.retry.borrow_mut().begin(until, request.started());
         if self.kind == WaitKind::ThroughOutages {
-            self.retry.borrow_mut().ride_out(self.gate());
+            self.retry.borrow_mut().ride_out(self.health());
         }
         let result = self.ask();
         let is_reply_lost = self.retry.borrow_mut().end();
@@ -75,7 +75,7 @@ impl Acquisition<'_, '_> {
         error.kind() == ErrorKind::Unknown
             && self.request.deadline.is_some_and(|at| now >= at)
             && seen.is_some_and(|at| now < at + SEEN_LATELY)
-            && !self.gate().is_in_doubt()
+            && !self.health().is_in_doubt()
     }
 
     /// Asks the store until it answers, or the retries end.
@@ -83,7 +83,7 @@ impl Acquisition<'_, '_> {
         let (engine, request) = (self.engine, &self.request);
         let rides_out = self.kind == WaitKind::ThroughOutages;
         // This thread waits for the answer to another one. Those that ride no outage out do not.
-        if rides_out && let Some((_, cause)) = self.gate().current() {
+        if rides_out && let Some((_, cause)) = self.health().outage() {
             engine.queue.fail(self.key, &cause);
         }
         self.retry.borrow_mut().before_first()?;
@@ -228,7 +228,7 @@ impl<'a> HeadPermit<'a> {
             engine,
             key,
             part,
-            round: engine.parts.get(part).doubts.rounds(),
+            round: engine.parts.get(part).health.checks.rounds(),
             store_error: None,
             abandoned: None,
         }
@@ -268,13 +268,13 @@ impl<'a> HeadPermit<'a> {
     #[inline(always)] // As in `release.rs`.
     fn grant(self, hold: &Arc<Hold>) {
         let (engine, round, due) = (self.engine, self.round, hold.due());
-        let doubts = &engine.parts.get(self.part).doubts;
+        let checks = &engine.parts.get(self.part).health.checks;
         engine.queue.hold(self.key, Arc::clone(hold), due);
         // The name has a hold now. Nothing is passed on, and there is no error to drop.
         std::mem::forget(self);
         engine.timer.note(HostInstant::from_nanos(due));
         // A round that began before the hold was in the queue did not concern it.
-        if round != doubts.rounds() {
+        if round != checks.rounds() {
             engine.verify(hold);
         }
     }

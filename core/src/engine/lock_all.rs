@@ -77,7 +77,7 @@ impl Engine {
         loop {
             let rest = names.get(taken.acquired.len()..).unwrap_or_default();
             // In an outage one acquisition asks for all.
-            let is_down = self.parts.iter().any(|part| part.outage.is_down());
+            let is_down = self.parts.iter().any(|part| part.health.is_down());
             if rest.len() > 1 && self.capabilities.batch() > 1 && !is_down {
                 let (acquired, end) = self.acquire_free(rest, options, deadline);
                 taken.acquired.extend(acquired);

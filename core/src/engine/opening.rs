@@ -5,7 +5,7 @@ use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
 
 use super::backoff::Limits;
-use super::outage::OutageGate;
+use super::health::{Asked, Health, Unanswered};
 use super::retry::Retry;
 
 /// Opens a store by `open`, and while it cannot be reached tries again until `until`, or until `cancel`
@@ -23,9 +23,9 @@ pub(crate) fn open_through_outage<T>(
         cancel,
     };
     let cancelled = || Error::new(ErrorKind::Cancelled, "opening the store was cancelled");
-    let gate = OutageGate::new();
+    let health = Health::new();
     let mut retry = Retry::new(limits, clock.now());
-    retry.ride_out(&gate);
+    retry.ride_out(&health);
     let mut waits = Some(waits);
     loop {
         if limits.is_cancelled() {
@@ -35,6 +35,13 @@ pub(crate) fn open_through_outage<T>(
             Err(error) if error.kind() == ErrorKind::Unavailable => error,
             opened => return opened,
         };
+        let unanswered = Unanswered {
+            error: &error,
+            asked_at: retry.asked_at(),
+            deadline: HostInstant::NEVER,
+            asked: Asked::ForName,
+        };
+        health.fail(&unanswered, clock.now(), |_| {});
         if !limits.left().is_zero()
             && let Some(waits) = waits.take()
         {

@@ -6,23 +6,20 @@ use crate::contract::provider::AcquireRequest;
 
 use super::Engine;
 use super::group::Requests;
-use super::outage::OutageGate;
-use super::verify::Doubts;
+use super::health::Health;
 
 /// What the engine has for one part of the store.
 pub(super) struct Part {
     /// What travels together.
     pub(super) requests: Requests,
-    pub(super) outage: OutageGate,
-    pub(super) doubts: Doubts,
+    pub(super) health: Health,
 }
 
 impl Part {
     fn new() -> Self {
         Self {
             requests: Requests::new(),
-            outage: OutageGate::new(),
-            doubts: Doubts::default(),
+            health: Health::new(),
         }
     }
 }

@@ -76,8 +76,8 @@ impl Engine {
         ended: &mut Ended,
         has_time: bool,
     ) -> Option<ErasedLease> {
-        let gate = &self.parts.get(acquired.hold.part).outage;
-        match ending.in_time && has_time && !gate.is_silent() {
+        let health = &self.parts.get(acquired.hold.part).health;
+        match ending.in_time && has_time && !health.is_silent() {
             true => ended.lease.take(),
             false => None,
         }
@@ -107,7 +107,7 @@ impl Engine {
                 }
                 ReleaseAttempt::UnderWay(entry) => under_way = Some(entry),
             }
-            self.parts.get(acquired.hold.part).outage.set_slow(true);
+            self.parts.get(acquired.hold.part).health.set_slow(true);
         }
         let guard = Box::new(DroppedGuard {
             acquired: acquired.clone(),

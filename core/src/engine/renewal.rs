@@ -40,7 +40,7 @@ impl Engine {
         let now = tick.now;
         if tick.jumped {
             self.queue.unpark_all();
-            self.parts.iter().for_each(|part| part.outage.unpark_all());
+            self.parts.iter().for_each(|part| part.health.unpark_all());
         }
         let mut due = Due::default();
         let next_round = self.begin_rounds(now);
@@ -59,9 +59,9 @@ impl Engine {
             let renew = due.renew.extract_if(.., |hold| hold.part == number);
             let renew: Vec<_> = renew.collect();
             let batches = renew.chunks(self.capabilities.renewals());
-            part.doubts.begin_renewals(batches.len());
+            part.health.checks.begin_renewals(batches.len());
             // It ends a round that has nothing to renew.
-            part.doubts.end_renewals(0, now);
+            part.health.checks.end_renewals(0, now);
             let renewals = batches.map(|batch| Job::Renew(number, batch.to_vec()));
             jobs.extend(renewals.map(|job| (JobKind::Renew(number), job)));
         }
@@ -83,7 +83,7 @@ impl Engine {
         let (mut verified, mut next) = (Vec::new(), HostInstant::NEVER);
         for (number, part) in self.parts.iter().enumerate() {
             let longest_gap = self.settings.lease.ttl() / 12;
-            match part.doubts.begin_round(now, longest_gap) {
+            match part.health.checks.begin_round(now, longest_gap) {
                 Some(begins) if begins > now => next = next.min(begins),
                 Some(_) => verified.push(number),
                 None => {}
@@ -116,7 +116,8 @@ impl Engine {
                 if self
                     .parts
                     .get(part)
-                    .doubts
+                    .health
+                    .checks
                     .end_renewals(1, self.clock.now())
                 {
                     self.timer.note(HostInstant::from_nanos(0));
@@ -144,7 +145,7 @@ impl Engine {
 
     /// Renews leases of a part; each gets its answer.
     fn renew_batch(self: &Arc<Self>, part: usize, holds: &[Arc<Hold>]) {
-        let (clock, round) = (&*self.clock, self.parts.get(part).doubts.rounds());
+        let (clock, round) = (&*self.clock, self.parts.get(part).health.checks.rounds());
         let take = |hold: &Arc<Hold>| Some((Arc::clone(hold), hold.take_to_renew(clock)?));
         let taken: Vec<_> = holds.iter().filter_map(take).collect();
         let asked_at = clock.now();
@@ -177,8 +178,8 @@ impl Engine {
         let Some((lease, deadline)) = hold.wait_to_renew(&*self.clock) else {
             return Ok(Renewal::Lost);
         };
-        let doubts = &self.parts.get(hold.part).doubts;
-        let (round, ttl) = (doubts.rounds(), hold.policy.ttl());
+        let checks = &self.parts.get(hold.part).health.checks;
+        let (round, ttl) = (checks.rounds(), hold.policy.ttl());
         let asked = Asked {
             at: self.clock.now(),
             ttl,
@@ -221,11 +222,11 @@ impl Engine {
         answer: &Result<Renewal, Error>,
         asked: &Asked,
     ) {
-        let (now, doubts) = (self.clock.now(), &self.parts.get(hold.part).doubts);
+        let (now, checks) = (self.clock.now(), &self.parts.get(hold.part).health.checks);
         let retry_at = answer
             .as_ref()
             .err()
-            .map(|_| now + doubts.retry_in(now, asked.ttl));
+            .map(|_| now + checks.retry_in(now, asked.ttl));
         if let Some(unwanted) = hold.bring_back(lease, answer, asked, retry_at, &*self.clock) {
             self.release_unwanted(unwanted, hold.policy.ttl());
         }
@@ -244,7 +245,7 @@ impl Engine {
         };
         self.queue.note_due(hold.key(), due);
         self.timer.note(HostInstant::from_nanos(due));
-        if asked.round != doubts.rounds() {
+        if asked.round != checks.rounds() {
             self.verify(hold);
         }
     }

@@ -4,13 +4,16 @@
 //! So the 80 ms of a drop are no time-out of the store. A lease that has ended ends no outage: a backend whose
 //! session is gone knows that without a reply.
 
+use std::sync::Arc;
+
 use crate::clock::HostInstant;
 use crate::contract::provider::AcquireRequest;
+use crate::contract::verifier::LeaseVerifier;
 use crate::error::{Error, ErrorKind};
 
 use super::Engine;
 use super::exchange::{AskedAbout, AttemptAnswer, Attempted, LeaseAnswer, LeaseAsk};
-use super::outage::{Asked, Unanswered};
+use super::health::{Asked, Health, Unanswered};
 
 /// What an answer says of the store.
 #[derive(Clone, Copy)]
@@ -102,9 +105,9 @@ impl Engine {
             News::Reply => self.answered(part, asked_at),
             // It verifies the other leases if one has ended while the store was in doubt: it may be another server.
             News::Loss => {
-                let part = self.parts.get(part);
-                if part.outage.is_in_doubt() {
-                    self.verify_part(part);
+                let health = &self.parts.get(part).health;
+                if health.is_in_doubt() {
+                    self.verify_part(health);
                 }
             }
             News::NoReply(error) => {
@@ -114,9 +117,25 @@ impl Engine {
                     deadline,
                     asked,
                 };
-                self.unanswered(part, &unanswered);
+                let report = |since| self.report_outage(since, error);
+                let health = &self.parts.get(part).health;
+                health.fail(&unanswered, self.clock.now(), report);
             }
             News::Nothing => {}
+        }
+    }
+
+    /// Notes that a part has replied to a request that was made at `asked_at`.
+    #[inline(always)] // As in `release.rs`.
+    pub(super) fn answered(&self, part: usize, asked_at: HostInstant) {
+        let health = &self.parts.get(part).health;
+        match health.is_in_doubt() {
+            false => health.hear(asked_at),
+            true => {
+                if health.recover(asked_at, || self.report_outage_end()) {
+                    self.verify_part(health);
+                }
+            }
         }
     }
 
@@ -146,6 +165,30 @@ impl Engine {
             };
             self.note(made, news, asked, deadline);
         }
+    }
+}
+
+impl Engine {
+    /// Schedules a check of the leases of a part, since the store answers again. The pace of the rounds decides when.
+    fn verify_part(&self, health: &Health) {
+        health.checks.note_return();
+        self.timer.note(HostInstant::from_nanos(0));
+    }
+
+    /// Makes the handle by which the backend has the leases of this keeper verified.
+    pub(super) fn lease_verifier(self: &Arc<Self>) -> LeaseVerifier {
+        let (background, engine) = (Arc::clone(&self.background), Arc::downgrade(self));
+        let keeper = Arc::downgrade(self);
+        let verify = move || background.with(&engine, |it| it.verify_leases()).is_some();
+        LeaseVerifier::new(keeper, verify)
+    }
+
+    /// Schedules a check of all leases, since the backend has noticed that some may have ended.
+    fn verify_leases(&self) {
+        for part in self.parts.iter() {
+            part.health.checks.note_losses();
+        }
+        self.timer.note(HostInstant::from_nanos(0));
     }
 }
 

@@ -15,7 +15,6 @@ use crate::sync::lock;
 use super::Engine;
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
-use super::outage::Unanswered;
 
 /// One acquisition as observers are told of it. Its end is reported also if the backend panics.
 ///
@@ -150,31 +149,9 @@ impl Engine {
         self.observed(&hold.name, hold.mode)
     }
 
-    /// Records an answer to a request that was made at `asked_at` of a part of the store.
-    #[inline(always)] // As in `release.rs`.
-    pub(super) fn answered(&self, part: usize, asked_at: HostInstant) {
-        let part = self.parts.get(part);
-        match part.outage.is_in_doubt() {
-            false => part.outage.hear(asked_at),
-            true => {
-                let report = || self.report_outage_end();
-                if part.outage.recover(asked_at, report) {
-                    self.verify_part(part);
-                }
-            }
-        }
-    }
-
-    /// Records that a part of the store did not answer a request.
-    pub(super) fn unanswered(&self, part: usize, unanswered: &Unanswered<'_>) {
-        let report = |since| self.report_outage(since, unanswered.error);
-        let gate = &self.parts.get(part).outage;
-        gate.fail(unanswered, self.clock.now(), report);
-    }
-
     /// Reports by a thread of the keeper that an outage has begun. The calling thread may have to release or renew a
     /// lease first, and the observers are the user's code.
-    fn report_outage(&self, since: HostInstant, reason: &Error) {
+    pub(super) fn report_outage(&self, since: HostInstant, reason: &Error) {
         let mut state = lock(&self.outage_reports.0);
         state.down += 1;
         if state.down == 1 {
@@ -185,7 +162,7 @@ impl Engine {
     }
 
     /// Reports by a thread of the keeper that an outage has ended, if it was the only one.
-    fn report_outage_end(&self) {
+    pub(super) fn report_outage_end(&self) {
         let now = self.clock.now();
         let mut state = lock(&self.outage_reports.0);
         state.down = state.down.saturating_sub(1);

@@ -9,27 +9,24 @@ use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 
 use super::backoff::{Limits, backoff};
-use super::outage::{OutageGate, Rider, outlasted};
+use super::health::turns::OutageWait;
+use super::health::{Health, outlasted};
 
 /// The retries of one operation, until a deadline or until it is cancelled.
 pub(super) struct Retry<'a> {
     limits: Limits<'a>,
-    /// Set if the operation rides outages out.
-    rider: Option<Rider<'a>>,
-    /// When the attempt that is under way began.
+    /// Set if the operation waits for the end of outages.
+    outage: Option<OutageWait<'a>>,
+    /// When the attempt that is under way began. If it has failed for good, when the store last answered it.
     asked_at: HostInstant,
     retries: u32,
-    /// Whether the attempt that is under way is the one at the deadline.
+    /// Whether no attempt follows the one that is under way.
     is_last: bool,
     /// Whether an exhausted pool is no reason to end.
     waits_for_pool: bool,
-    /// Whether there is no next attempt.
-    is_ended: bool,
     /// The longest time of the retries after the first failure.
     resolve_limit: Option<Duration>,
     lost_reply: Option<Error>,
-    /// Since when the store has not answered an operation that rides outages out.
-    failing_since: Option<HostInstant>,
 }
 
 impl<'a> Retry<'a> {
@@ -37,15 +34,13 @@ impl<'a> Retry<'a> {
     pub(super) fn new(limits: Limits<'a>, began: HostInstant) -> Self {
         Self {
             limits,
-            rider: None,
+            outage: None,
             asked_at: began,
             retries: 0,
             is_last: false,
             waits_for_pool: false,
-            is_ended: false,
             resolve_limit: None,
             lost_reply: None,
-            failing_since: None,
         }
     }
 
@@ -60,9 +55,9 @@ impl<'a> Retry<'a> {
         self.asked_at = began;
     }
 
-    /// Makes the operation retry while the store cannot be reached, together with all others of `gate`.
-    pub(super) fn ride_out(&mut self, gate: &'a OutageGate) {
-        self.rider = Some(Rider::new(gate));
+    /// Makes the operation retry while a part of the store cannot be reached, together with all others.
+    pub(super) fn ride_out(&mut self, health: &'a Health) {
+        self.outage = Some(OutageWait::new(health));
     }
 
     /// Makes the operation retry also while all connections are in use. `lost_reply` is the error of an
@@ -89,15 +84,12 @@ impl<'a> Retry<'a> {
     /// # Errors
     /// The error to end with.
     pub(super) fn before_first(&mut self) -> Result<(), Error> {
-        match &mut self.rider {
-            None => Ok(()),
-            Some(rider) if rider.since().is_some() => {
-                let waited = rider.wait(&self.limits, 0);
-                self.asked_at = self.limits.clock.now();
-                waited.map_err(|cause| self.last(cause))
-            }
-            Some(_) => Ok(()),
-        }
+        let Some(outage) = self.outage.as_mut().filter(|it| it.since().is_some()) else {
+            return Ok(());
+        };
+        let waited = outage.wait(&self.limits, 0);
+        self.asked_at = self.limits.clock.now();
+        waited.map_err(|cause| self.last(cause))
     }
 
     /// Backs off before the next attempt. `answered_at` says when the store answered in this attempt before
@@ -125,7 +117,7 @@ impl<'a> Retry<'a> {
         answered_at: Option<HostInstant>,
     ) -> Result<(), Error> {
         let paused = self.try_pause(error, answered_at);
-        self.is_ended |= paused.is_err();
+        self.is_last |= paused.is_err();
         paused
     }
 
@@ -138,11 +130,11 @@ impl<'a> Retry<'a> {
             }
             // A single attempt, too, has time to ask again.
             ErrorKind::Unavailable if error.is_of_name() => true,
-            ErrorKind::Unavailable => self.rider.is_some() || self.lost_reply.is_some(),
+            ErrorKind::Unavailable => self.outage.is_some() || self.lost_reply.is_some(),
             ErrorKind::PoolExhausted => self.waits_for_pool,
             _ => false,
         };
-        if !may_pass || self.is_ended {
+        if !may_pass {
             return Err(error.clone());
         }
         let now = self.limits.clock.now();
@@ -150,28 +142,18 @@ impl<'a> Retry<'a> {
             self.limits.until = self.limits.until.min(now + limit);
         }
         let is_over = now >= self.limits.until;
-        let mut is_down = false;
-        if let Some(rider) = &mut self.rider {
-            let failing_since = self.failing_since.filter(|_| answered_at.is_none());
-            let since = match (answered_at, error.kind()) {
-                // The store may have been silent since then.
-                (Some(answered_at), ErrorKind::Unknown) => answered_at,
-                (Some(_), _) => now,
-                (None, _) => failing_since.unwrap_or(self.asked_at),
-            };
-            self.failing_since = Some(since);
-            is_down = rider.failed();
-        }
+        // The store may have been silent since then.
+        self.asked_at = answered_at.unwrap_or(self.asked_at);
         // A store that has answered and failed behind the deadline is asked once more whether the name
         // is still held. After a lost reply that could grant what the caller no longer waits for.
-        let asks_at_deadline = self.rider.is_some() && self.lost_reply.is_none();
+        let asks_at_deadline = self.outage.is_some() && self.lost_reply.is_none();
         if self.is_last || (is_over && !(answered_at.is_some() && asks_at_deadline)) {
             return Err(error.clone());
         }
-        if let Some(rider) = self.rider.as_mut().filter(|_| is_down && !is_over) {
-            rider.wait(&self.limits, self.retries)?;
-        } else if !is_over {
-            self.limits.pause(backoff(self.retries));
+        match self.outage.as_mut().filter(|it| it.since().is_some()) {
+            _ if is_over => {}
+            Some(outage) => outage.wait(&self.limits, self.retries)?,
+            None => self.limits.pause(backoff(self.retries)),
         }
         self.retries = self.retries.saturating_add(1);
         self.asked_at = self.limits.clock.now();
@@ -184,7 +166,7 @@ impl<'a> Retry<'a> {
 
     /// Leaves the outage to the others. Returns whether a reply was lost.
     pub(super) fn end(&mut self) -> bool {
-        self.rider = None;
+        self.outage = None;
         self.lost_reply.is_some()
     }
 
@@ -196,11 +178,11 @@ impl<'a> Retry<'a> {
             ErrorKind::Unavailable | ErrorKind::Unknown => true,
             kind => kind == ErrorKind::PoolExhausted && may_be_granted,
         };
-        let outage = self.rider.take().and_then(|rider| rider.since());
+        let outage = self.outage.take();
         if !is_outage {
             return error;
         }
-        let since = self.failing_since.into_iter().chain(outage).min();
+        let since = outage.map(|it| it.since().unwrap_or(self.asked_at));
         let now = self.limits.clock.now();
         let span = since.map_or(Duration::ZERO, |since| now.saturating_since(since));
         outlasted(error, span, may_be_granted)
@@ -242,11 +224,11 @@ mod tests {
     /// The first retry follows at once, and the others do not.
     #[test]
     fn retries_pause() {
-        let (clock, gate) = (ManualClock::new(), OutageGate::new());
+        let (clock, health) = (ManualClock::new(), Health::new());
         for rides_out in [false, true] {
             let mut retry = Retry::new(limits(&clock), clock.now());
             if rides_out {
-                retry.ride_out(&gate);
+                retry.ride_out(&health);
             }
             let began = Instant::now();
             for _ in 0..4 {
@@ -307,9 +289,9 @@ mod tests {
     fn store_is_asked_once_more_at_the_deadline() {
         for (kind, again) in [(ErrorKind::Unavailable, true), (ErrorKind::Unknown, false)] {
             for answered in [true, false] {
-                let (clock, gate) = (ManualClock::new(), OutageGate::new());
+                let (clock, health) = (ManualClock::new(), Health::new());
                 let mut retry = Retry::new(limits(&clock), clock.now());
-                retry.ride_out(&gate);
+                retry.ride_out(&health);
                 let answered_at = answered.then(|| clock.now());
                 clock.advance(Duration::from_secs(60));
                 let paused = retry.pause(&error(kind), answered_at);
@@ -321,13 +303,13 @@ mod tests {
 
     #[test]
     fn cancel_ends_the_retries() {
-        let (clock, gate, cancel) = (ManualClock::new(), OutageGate::new(), CancelToken::new());
+        let (clock, health, cancel) = (ManualClock::new(), Health::new(), CancelToken::new());
         let limits = Limits {
             cancel: Some(&cancel),
             ..limits(&clock)
         };
         let mut retry = Retry::new(limits, clock.now());
-        retry.ride_out(&gate);
+        retry.ride_out(&health);
         assert!(retry.pause(&error(ErrorKind::Unavailable), None).is_ok());
         cancel.cancel();
         assert!(retry.pause(&error(ErrorKind::Unavailable), None).is_err());

@@ -1,17 +1,13 @@
-//! Verifies the leases of one part of the store at once, instead of at their next renewal. The backend, or an answer
-//! after an outage, gives a reason to doubt them.
+//! When the leases of one part of the store are verified at once, instead of at their next renewal. The backend, or an
+//! answer after an outage, gives a reason to doubt them.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::contract::verifier::LeaseVerifier;
+use crate::engine::backoff::random;
 use crate::sync::lock;
-
-use super::Engine;
-use super::backoff::random;
-use super::parts::Part;
 
 /// The longest pause before one lease of the part is renewed again while the store does not answer. It
 /// bounds how late the loss of all leases is noticed after a server that has lost them answers again.
@@ -26,7 +22,7 @@ const MAX_ROUND_GAP: Duration = Duration::from_secs(1);
 
 /// Whether leases may have ended without this process having been told.
 #[derive(Default)]
-pub(super) struct Doubts {
+pub(in crate::engine) struct LeaseChecks {
     /// The number of rounds that have begun, in which all leases are verified. An answer to a question
     /// that was asked before the last one proves nothing.
     rounds: AtomicU64,
@@ -54,15 +50,25 @@ struct Pace {
     outage_gap: Duration,
 }
 
-impl Doubts {
+impl LeaseChecks {
+    /// Makes a round due, since the backend has noticed that leases may have ended.
+    pub(in crate::engine) fn note_losses(&self) {
+        self.is_noticed.store(true, Ordering::SeqCst);
+    }
+
+    /// Makes a round due, since the store answers again.
+    pub(in crate::engine) fn note_return(&self) {
+        self.is_back.store(true, Ordering::SeqCst);
+    }
+
     /// Returns the number of rounds so far, to be compared after an answer.
-    pub(super) fn rounds(&self) -> u64 {
+    pub(in crate::engine) fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::SeqCst)
     }
 
     /// Begins a round if one is due at `now`; `longest_gap` bounds the time between rounds after outages. Returns
     /// when the round begins, which is `now` if it does. `None` if no round is due.
-    pub(super) fn begin_round(
+    pub(in crate::engine) fn begin_round(
         &self,
         now: HostInstant,
         longest_gap: Duration,
@@ -98,13 +104,13 @@ impl Doubts {
     }
 
     /// Counts batches of renewals that begin.
-    pub(super) fn begin_renewals(&self, count: usize) {
+    pub(in crate::engine) fn begin_renewals(&self, count: usize) {
         self.renewing.fetch_add(count, Ordering::SeqCst);
     }
 
     /// Counts batches of renewals that have ended by `now`. The last of them ends the round. Returns whether
     /// another round is due.
-    pub(super) fn end_renewals(&self, count: usize, now: HostInstant) -> bool {
+    pub(in crate::engine) fn end_renewals(&self, count: usize, now: HostInstant) -> bool {
         if self.renewing.fetch_sub(count, Ordering::SeqCst) == count {
             let mut pace = lock(&self.pace);
             if std::mem::take(&mut pace.is_under_way) {
@@ -118,7 +124,7 @@ impl Doubts {
     /// Returns how long a lease with this ttl, which got no answer at `now`, waits for its next renewal.
     /// One lease of the keeper asks again soon; the others are verified when it gets an answer. The one that was to
     /// ask may be released by then, or have asked already: so the others wait no longer than rounds do.
-    pub(super) fn retry_in(&self, now: HostInstant, ttl: Duration) -> Duration {
+    pub(in crate::engine) fn retry_in(&self, now: HostInstant, ttl: Duration) -> Duration {
         let pause = MAX_PROBE_PAUSE.min(ttl / 12).mul_f64(0.5 + random() / 2.0);
         let (next, set) = ((now + pause).as_nanos(), Ordering::AcqRel);
         let probes = |at: u64| (at <= now.as_nanos()).then_some(next);
@@ -129,30 +135,6 @@ impl Doubts {
     }
 }
 
-impl Engine {
-    /// Schedules a check of the leases of a part, since the store answers again. The pace of the rounds decides when.
-    pub(super) fn verify_part(&self, part: &Part) {
-        part.doubts.is_back.store(true, Ordering::SeqCst);
-        self.timer.note(HostInstant::from_nanos(0));
-    }
-
-    /// Makes the handle by which the backend has the leases of this keeper verified.
-    pub(super) fn lease_verifier(self: &Arc<Self>) -> LeaseVerifier {
-        let (background, engine) = (Arc::clone(&self.background), Arc::downgrade(self));
-        let keeper = Arc::downgrade(self);
-        let verify = move || background.with(&engine, |it| it.verify_leases()).is_some();
-        LeaseVerifier::new(keeper, verify)
-    }
-
-    /// Schedules a check of all leases, since the backend has noticed that some may have ended.
-    fn verify_leases(&self) {
-        for part in self.parts.iter() {
-            part.doubts.is_noticed.store(true, Ordering::SeqCst);
-        }
-        self.timer.note(HostInstant::from_nanos(0));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,36 +142,36 @@ mod tests {
     const LONGEST_GAP: Duration = Duration::from_secs(50);
 
     /// Returns the milliseconds between rounds that are due all the time, and that take `took` each.
-    fn gaps(doubts: &Doubts, reason: &AtomicBool, took: Duration) -> [u128; 8] {
+    fn gaps(checks: &LeaseChecks, reason: &AtomicBool, took: Duration) -> [u128; 8] {
         let mut now = HostInstant::default() + Duration::from_secs(1);
         std::array::from_fn(|_| {
             reason.store(true, Ordering::SeqCst);
-            let begins = doubts.begin_round(now, LONGEST_GAP).unwrap();
+            let begins = checks.begin_round(now, LONGEST_GAP).unwrap();
             let gap = begins.saturating_since(now).as_millis();
             if begins > now {
-                assert!(doubts.begin_round(begins, LONGEST_GAP) == Some(begins));
+                assert!(checks.begin_round(begins, LONGEST_GAP) == Some(begins));
             }
             now = begins;
-            doubts.begin_renewals(2);
-            assert!(!doubts.end_renewals(1, now));
-            assert!(!doubts.end_renewals(1, now + took));
+            checks.begin_renewals(2);
+            assert!(!checks.end_renewals(1, now));
+            assert!(!checks.end_renewals(1, now + took));
             gap
         })
     }
 
     #[test]
     fn rounds_after_outages_slow_down_to_one_a_second() {
-        let doubts = Doubts::default();
-        let gaps = gaps(&doubts, &doubts.is_back, Duration::ZERO);
+        let checks = LeaseChecks::default();
+        let gaps = gaps(&checks, &checks.is_back, Duration::ZERO);
         assert_eq!(gaps, [0, 50, 100, 200, 400, 800, 1_000, 1_000]);
     }
 
     #[test]
     fn rounds_for_losses_that_are_noticed_slow_down_only_if_they_take_long() {
         for (took, gap) in [(0, 50), (100, 200), (5_000, 1_000)] {
-            let doubts = Doubts::default();
+            let checks = LeaseChecks::default();
             let took = Duration::from_millis(took);
-            let gaps = gaps(&doubts, &doubts.is_noticed, took);
+            let gaps = gaps(&checks, &checks.is_noticed, took);
             assert_eq!(gaps, [0, gap, gap, gap, gap, gap, gap, gap]);
         }
     }
@@ -197,25 +179,25 @@ mod tests {
     /// A renewal without a reply delays the next round, but not forever.
     #[test]
     fn round_waits_for_the_renewals_of_the_last_one_for_a_second_at_most() {
-        let doubts = Doubts::default();
+        let checks = LeaseChecks::default();
         let now = HostInstant::default() + Duration::from_secs(1);
         for begins in [now, now + MAX_ROUND_GAP] {
-            doubts.is_noticed.store(true, Ordering::SeqCst);
-            assert!(doubts.begin_round(now, LONGEST_GAP) == Some(begins));
-            doubts.begin_renewals(1);
+            checks.is_noticed.store(true, Ordering::SeqCst);
+            assert!(checks.begin_round(now, LONGEST_GAP) == Some(begins));
+            checks.begin_renewals(1);
         }
-        assert!(doubts.end_renewals(2, now), "the second round is due");
-        let earliest = doubts.begin_round(now, LONGEST_GAP);
+        assert!(checks.end_renewals(2, now), "the second round is due");
+        let earliest = checks.begin_round(now, LONGEST_GAP);
         assert!(earliest == Some(now + MIN_ROUND_GAP));
     }
 
     #[test]
     fn lease_that_is_not_to_ask_soon_waits_for_a_second_at_most() {
-        let (doubts, ttl) = (Doubts::default(), Duration::from_secs(600));
+        let (checks, ttl) = (LeaseChecks::default(), Duration::from_secs(600));
         let now = HostInstant::default() + Duration::from_secs(1);
-        assert!(doubts.retry_in(now, ttl) <= MAX_PROBE_PAUSE);
-        assert_eq!(doubts.retry_in(now, ttl), MAX_ROUND_GAP);
-        assert!(doubts.retry_in(now + MAX_PROBE_PAUSE, ttl) <= MAX_PROBE_PAUSE);
+        assert!(checks.retry_in(now, ttl) <= MAX_PROBE_PAUSE);
+        assert_eq!(checks.retry_in(now, ttl), MAX_ROUND_GAP);
+        assert!(checks.retry_in(now + MAX_PROBE_PAUSE, ttl) <= MAX_PROBE_PAUSE);
     }
 
     #[test]
@@ -223,10 +205,10 @@ mod tests {
         let ttl = Duration::from_millis(120);
         let now = HostInstant::default() + Duration::from_secs(1);
         for _ in 0..100 {
-            let doubts = Doubts::default();
-            let pause = doubts.retry_in(now, ttl);
+            let checks = LeaseChecks::default();
+            let pause = checks.retry_in(now, ttl);
             assert!((ttl / 24..=ttl / 12).contains(&pause), "{pause:?}");
-            assert_eq!(doubts.retry_in(now, ttl), ttl / 12);
+            assert_eq!(checks.retry_in(now, ttl), ttl / 12);
         }
     }
 }

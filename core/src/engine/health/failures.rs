@@ -1,9 +1,6 @@
 //! Which failures begin an outage, and which replies end it.
 
-use std::thread;
-
 use super::*;
-use crate::clock::{Clock, ManualClock};
 
 const AT: HostInstant = HostInstant::from_nanos(60_000_000_000);
 const LATER: Duration = Duration::from_secs(60);
@@ -17,14 +14,14 @@ fn error(kind: ErrorKind) -> Error {
 }
 
 /// Records a failure that came `took` after the request, whose caller waits until `limit` after it.
-fn fail(gate: &OutageGate, kind: ErrorKind, asked: Asked, took: Duration, limit: Duration) {
+fn fail(health: &Health, kind: ErrorKind, asked: Asked, took: Duration, limit: Duration) {
     let unanswered = Unanswered {
         error: &error(kind),
         asked_at: AT,
         deadline: AT + limit,
         asked,
     };
-    gate.fail(&unanswered, AT + took, |since| assert!(since == AT));
+    health.fail(&unanswered, AT + took, |since| assert!(since == AT));
 }
 
 #[test]
@@ -51,11 +48,11 @@ fn failure_begins_an_outage_or_doubts_or_says_nothing() {
         (Unknown, ForName, millis(499), millis(500), outage),
     ];
     for (kind, asked, took, limit, expected) in cases {
-        let gate = OutageGate::new();
-        fail(&gate, kind, asked, took, limit);
-        let found = (gate.is_in_doubt(), gate.is_down());
+        let health = Health::new();
+        fail(&health, kind, asked, took, limit);
+        let found = (health.is_in_doubt(), health.is_down());
         assert_eq!(found, expected, "{kind:?} after {took:?}");
-        assert_eq!(gate.is_silent(), gate.is_in_doubt());
+        assert_eq!(health.is_silent(), health.is_in_doubt());
     }
 }
 
@@ -66,37 +63,40 @@ fn replies_lost_in_a_row_are_an_outage_only_for_names_that_were_asked_for_since(
         (Asked::ForName, false, false),
         (Asked::ForLease, true, false),
     ] {
-        let gate = OutageGate::new();
+        let health = Health::new();
         // Its caller asked earlier, or its failure is later than the second request.
         let took = if since { millis(0) } else { millis(50) };
-        fail(&gate, ErrorKind::Unknown, Asked::ForName, took, LATER);
-        fail(&gate, ErrorKind::Unknown, asked, millis(60), LATER);
-        assert!(gate.is_in_doubt());
-        assert_eq!(gate.is_down(), is_outage);
+        fail(&health, ErrorKind::Unknown, Asked::ForName, took, LATER);
+        fail(&health, ErrorKind::Unknown, asked, millis(60), LATER);
+        assert!(health.is_in_doubt());
+        assert_eq!(health.is_down(), is_outage);
     }
 }
 
 #[test]
 fn failure_of_a_request_from_before_the_last_reply_says_nothing() {
     for (heard_at, is_outage) in [(AT + millis(20), false), (AT, true)] {
-        let gate = OutageGate::new();
-        gate.hear(heard_at);
-        gate.hear(AT);
+        let health = Health::new();
+        health.hear(heard_at);
+        health.hear(AT);
         fail(
-            &gate,
+            &health,
             ErrorKind::Unavailable,
             Asked::ForName,
             LATER,
             2 * LATER,
         );
-        assert_eq!((gate.is_in_doubt(), gate.is_down()), (is_outage, is_outage));
+        assert_eq!(
+            (health.is_in_doubt(), health.is_down()),
+            (is_outage, is_outage)
+        );
     }
 }
 
 #[test]
 fn outage_tells_its_beginning_and_its_last_refusal() {
-    let gate = OutageGate::new();
-    assert!(gate.current().is_none());
+    let health = Health::new();
+    assert!(health.outage().is_none());
     let mut begun = 0;
     for (kind, text, cause) in [
         (ErrorKind::Unknown, "first", "first"),
@@ -109,8 +109,8 @@ fn outage_tells_its_beginning_and_its_last_refusal() {
             deadline: AT + 2 * LATER,
             asked: Asked::ForName,
         };
-        gate.fail(&unanswered, AT + LATER, |_| begun += 1);
-        let (since, current) = gate.current().unwrap();
+        health.fail(&unanswered, AT + LATER, |_| begun += 1);
+        let (since, current) = health.outage().unwrap();
         assert!(since == AT);
         assert_eq!(
             (current.kind(), current.message()),
@@ -122,86 +122,52 @@ fn outage_tells_its_beginning_and_its_last_refusal() {
 
 #[test]
 fn reply_to_a_later_request_ends_doubt_and_outage() {
-    let gate = OutageGate::new();
+    let health = Health::new();
     fail(
-        &gate,
+        &health,
         ErrorKind::Unavailable,
         Asked::ForName,
         millis(10),
         LATER,
     );
-    assert!(!gate.recover(AT + millis(9), || panic!("the outage goes on")));
-    assert!(gate.is_in_doubt() && gate.is_down());
+    assert!(!health.recover(AT + millis(9), || panic!("the outage goes on")));
+    assert!(health.is_in_doubt() && health.is_down());
     let mut ended = 0;
-    assert!(gate.recover(AT + millis(10), || ended += 1));
-    assert!(!gate.is_in_doubt() && !gate.is_down() && gate.current().is_none());
+    assert!(health.recover(AT + millis(10), || ended += 1));
+    assert!(!health.is_in_doubt() && !health.is_down() && health.outage().is_none());
     assert!(
-        !gate.recover(AT + LATER, || ended += 1),
+        !health.recover(AT + LATER, || ended += 1),
         "leases are verified once"
     );
     assert_eq!(ended, 1);
     fail(
-        &gate,
+        &health,
         ErrorKind::Unavailable,
         Asked::ForName,
         2 * LATER,
         LATER,
     );
-    assert!(!gate.is_in_doubt(), "a later request was answered");
+    assert!(!health.is_in_doubt(), "a later request was answered");
 }
 
-/// A request that was made between two failures: its reply ends the outage, and not the doubt.
+/// A request that was made between two failures, and after the one that failed last.
 #[test]
-fn outage_and_doubt_end_by_themselves() {
-    let gate = OutageGate::new();
+fn reply_ends_an_outage_whatever_failed_since() {
+    let health = Health::new();
     for took in [millis(10), millis(50)] {
-        fail(&gate, ErrorKind::Unavailable, Asked::ForName, took, LATER);
+        fail(&health, ErrorKind::Unavailable, Asked::ForName, took, LATER);
     }
-    assert!(gate.recover(AT + millis(20), || {}));
-    assert!(gate.is_in_doubt() && !gate.is_down());
-    assert!(gate.recover(AT + millis(50), || panic!("it has ended")));
-    assert!(!gate.is_in_doubt());
+    assert!(health.recover(AT + millis(20), || {}));
+    assert!(!health.is_in_doubt());
 }
 
 #[test]
 fn slow_store_is_silent_until_a_release_is_quick() {
-    let gate = OutageGate::new();
-    assert!(!gate.is_silent());
+    let health = Health::new();
+    assert!(!health.is_silent());
     for is_slow in [true, false] {
-        gate.set_slow(is_slow);
-        assert_eq!(gate.is_silent(), is_slow);
-        assert!(!gate.is_in_doubt());
+        health.set_slow(is_slow);
+        assert_eq!(health.is_silent(), is_slow);
+        assert!(!health.is_in_doubt());
     }
-}
-
-#[test]
-fn parked_acquisition_that_ends_leaves_the_prober_to_ask() {
-    let (gate, clock) = (OutageGate::new(), ManualClock::new());
-    fail(
-        &gate,
-        ErrorKind::Unavailable,
-        Asked::ForName,
-        millis(0),
-        LATER,
-    );
-    let mut prober = Rider::new(&gate);
-    assert!(prober.failed());
-    thread::scope(|scope| {
-        let parked = scope.spawn(|| {
-            let limits = Limits {
-                clock: &clock,
-                until: clock.now() + LATER,
-                cancel: None,
-            };
-            Rider::new(&gate).wait(&limits, 0)
-        });
-        while lock(&gate.state).parked.is_empty() {
-            thread::yield_now();
-        }
-        clock.advance(2 * LATER);
-        gate.unpark_all();
-        assert!(parked.join().unwrap().is_err());
-    });
-    let state = lock(&gate.state);
-    assert_eq!(state.outage.as_ref().unwrap().prober, prober.ticket);
 }
