@@ -377,6 +377,32 @@ fn loss_does_not_end_an_outage() {
     told.expect(["scripted: back after 1s"]);
 }
 
+/// A call that was cancelled may return without a reply.
+#[test]
+fn cancelled_attempt_neither_begins_nor_ends_an_outage() {
+    let store = ScriptedStore::new();
+    let (keeper, told) = outages_of(&store);
+    let gone = Grants::Unreachable(Duration::ZERO);
+    let cancelled = |name, then, span| {
+        let cancel = CancelToken::new();
+        store.grants(Grants::Silent);
+        let acquiring = spawn_acquire(&keeper, name, forever().cancel(&cancel));
+        store.wait_for(name, "acquire", 1);
+        cancel.cancel();
+        store.grants(then);
+        assert_eq!(failed(acquiring).kind(), ErrorKind::Cancelled);
+        store.clock.advance(span);
+    };
+    cancelled("a", gone, 2 * SECOND);
+    store.grants(gone);
+    keeper.try_lock("b").unwrap_err();
+    told.expect(["scripted: gone: Unavailable"]);
+    cancelled("c", Grants::Silent, SECOND);
+    store.grants(Grants::Work);
+    drop(keeper.lock("b").unwrap());
+    told.expect(["scripted: back after 1s"]);
+}
+
 #[test]
 fn release_without_a_reply_yet_is_no_outage() {
     let store = ScriptedStore::new();

@@ -241,10 +241,10 @@ impl Backend for ScriptedStore {
             grants == Grants::Silent || matches!(grants, Grants::SilentFor(it) if it == name)
         };
         while is_silent(state.grants) {
-            state = self.wait(state);
             if request.is_cancelled() {
                 return Ok(None);
             }
+            state = self.wait(state);
         }
         if name.ends_with("broken") {
             return Err(unavailable());
