@@ -1,17 +1,22 @@
 //! The parts that network stores share, without a store.
 
-#![allow(clippy::unwrap_used, reason = "that is how a test fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "that is how a test fails"
+)]
 
 use std::cell::Cell;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant, Key, SystemClock};
 use lockkeeper_remote::{
     Backoff, Connection, Endpoint, Failure, Found, Pool, RemoteOptions, RestartGrace, Server,
-    connect_any, keys,
+    Supplier, connect_any, keys,
 };
 
 #[test]
@@ -314,4 +319,33 @@ fn tls_is_refused_in_a_build_without_it() {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains("`tls`"), "{error}");
     }
+}
+
+/// A function that makes or lends connections is code of the application's.
+#[test]
+fn function_without_a_connection_is_an_outage() {
+    let patient = Duration::from_secs(60);
+    let text = |supplier: &Supplier<()>, limit| {
+        let error = supplier.take(limit).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        format!("{error:?}")
+    };
+    let fails = Supplier::new(|_| Err::<(), _>(std::io::Error::other("the tunnel is down")));
+    let said = text(&fails, patient);
+    assert!(said.contains("pool large enough"), "{said}");
+    assert!(said.contains("the tunnel is down"), "{said}");
+    let panics = Supplier::new(|_| -> Result<(), std::io::Error> { panic!("on purpose") });
+    assert!(text(&panics, patient).contains("panicked"));
+
+    // It hangs until the end of the case.
+    let (go, gone) = mpsc::channel::<()>();
+    let gone = Mutex::new(gone);
+    let hangs = Supplier::new(move |_| {
+        let _ = gone.lock().unwrap().recv();
+        Ok::<_, std::io::Error>(())
+    });
+    let hasty = Duration::from_millis(1);
+    assert!(text(&hangs, hasty).contains("in time"));
+    while !text(&hangs, hasty).contains("hangs in several") {}
+    drop(go);
 }

@@ -1,14 +1,14 @@
-//! Sessions that the server keeps after the keeper has closed them, and replies that come in drops.
+//! Sessions that the server keeps after the keeper has closed them.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, Released};
-use lockkeeper_testkit::{Fault, MySqlKind, Proxy, cases, until};
+use lockkeeper_testkit::{MySqlKind, cases, until};
 
 use super::Case;
 use super::store::{assert_clean, open, start, waiting_for};
@@ -16,7 +16,6 @@ use super::store::{assert_clean, open, start, waiting_for};
 pub(super) const CASES: &[Case] = cases![
     own_half_open_session_is_not_busy,
     own_half_open_wait_is_not_busy,
-    reply_in_drops_ends_by_its_deadline,
 ];
 
 /// Carries connections. After `is_dying` is set, the first one drops everything from its next reply on, and the server does
@@ -110,36 +109,5 @@ fn own_half_open_wait_is_not_busy(kind: MySqlKind) {
         keeper.try_lock("a").is_ok_and(|it| it.is_some())
     });
     drop((keeper, rival));
-    assert_clean(&server);
-}
-
-/// The least reply to an attempt takes half a minute, and a login longer.
-fn reply_in_drops_ends_by_its_deadline(kind: MySqlKind) {
-    const DROP: Duration = Duration::from_millis(500);
-    const LIMIT: Duration = Duration::from_secs(10);
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let url = server.url_via(proxy.addr());
-    let keys = "pool_size=2&response_timeout=1s&connect_timeout=1s";
-    let keeper = open(&url, keys);
-    drop(keeper.lock("a").unwrap());
-    proxy.set(Fault::DripReplies(DROP));
-    // First on the connection that is open, then on new ones.
-    for _ in 0..3 {
-        let began = Instant::now();
-        let error = keeper.try_lock_for("a", Duration::from_secs(2));
-        let error = error.unwrap_err();
-        assert!(error.is_retryable(), "{error:?}");
-        assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
-    }
-    let began = Instant::now();
-    let error = lockkeeper::open(&format!("{url}?{keys}")).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-    assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
-    proxy.set(Fault::Pass);
-    until("the lock is free", || {
-        keeper.try_lock("a").is_ok_and(|it| it.is_some())
-    });
-    drop(keeper);
     assert_clean(&server);
 }

@@ -1,21 +1,15 @@
 //! Administration, on servers where other clients take named locks, too.
 
-use std::time::Duration;
-
-use lockkeeper_core::{
-    ErrorKind, HeldName, Holder, LockKeeper, LockName, Released, Severity, WaitOutcome,
-};
+use lockkeeper_core::{ErrorKind, HeldName, Holder, LockKeeper, LockName};
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, cases};
 use mysql::prelude::Queryable as _;
 
 use crate::checks::{soon, with_timeouts};
-use crate::store::{Case, open, start, start_own, try_open};
+use crate::store::{Case, open, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = cases![
     holder_process_is_shown_to_its_own_user,
     sql_in_lock_names_is_never_run,
-    forced_release_spares_next_lease_of_same_holder,
-    doctor_finds_what_breaks_locks,
     unlock_without_the_right_is_refused,
 ];
 
@@ -107,46 +101,6 @@ fn sql_in_lock_names_is_never_run(kind: MySqlKind) {
     root.execute("SELECT * FROM shop.t").unwrap();
     let alive: Option<u8> = bare.query_first("SELECT 1").unwrap();
     assert_eq!(alive, Some(1));
-}
-
-/// The server identifies a holder by its connection, and a pool reuses connections.
-fn forced_release_spares_next_lease_of_same_holder(kind: MySqlKind) {
-    let server = start(kind);
-    let (keeper, asking) = (open(&server, ""), open(&server, ""));
-    let admin = asking.admin().unwrap();
-    let name = LockName::new("a").unwrap();
-    let first = keeper.lock("a").unwrap();
-    let shown = admin.held(Some(&name), soon()).unwrap().remove(0);
-    // At least as long as it takes a person to read the list.
-    let wait = first.lost_signal().wait(Duration::from_millis(1_100));
-    assert_eq!(wait, WaitOutcome::TimedOut);
-    assert_eq!(first.release().unwrap(), Released::Done);
-    let next = keeper.lock("a").unwrap();
-    assert!(!admin.force_release(&shown, soon()).unwrap());
-    next.renew().unwrap();
-    // The lease that is listed now is freed.
-    let shown = admin.held(Some(&name), soon()).unwrap().remove(0);
-    assert!(admin.force_release(&shown, soon()).unwrap());
-    assert_eq!(next.release().unwrap(), Released::AlreadyLost);
-}
-
-fn doctor_finds_what_breaks_locks(kind: MySqlKind) {
-    let server = start_own(kind);
-    for (setting, keys, topic, severity) in [
-        ("", "", "restart", Severity::Warning),
-        ("", "restart_grace=30s", "restart", Severity::Fine),
-        ("", "", "connections", Severity::Fine),
-        ("max_connections = 10", "", "connections", Severity::Warning),
-        ("read_only = 1", "", "topology", Severity::Warning),
-    ] {
-        if !setting.is_empty() {
-            server.execute(&format!("SET GLOBAL {setting}")).unwrap();
-        }
-        let keeper = open(&server, keys);
-        let findings = keeper.admin().unwrap().examine(soon()).unwrap();
-        let found = findings.iter().find(|found| found.topic == topic);
-        assert_eq!(found.unwrap().severity, severity, "{findings:?}");
-    }
 }
 
 fn unlock_without_the_right_is_refused(kind: MySqlKind) {

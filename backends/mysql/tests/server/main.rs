@@ -1,5 +1,5 @@
-//! Cases of this backend alone, on real servers: shared sessions, the cost of a lock, administration,
-//! commit proofs, and errors on opening.
+//! Cases of this backend alone, on real servers: errors on opening, names, administration, commit proofs, and connections of
+//! the application. `backends/sessions/tests` has what PostgreSQL shares.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,22 +12,17 @@
 #[cfg(unix)]
 mod admin;
 #[cfg(unix)]
-mod batches;
-#[cfg(unix)]
-#[path = "../../../remote/tests/sessions/checks.rs"]
+#[allow(dead_code, reason = "the other suites use the rest")]
+#[path = "../../../sessions/tests/server/checks.rs"]
 mod checks;
 #[cfg(unix)]
 mod names;
 #[cfg(unix)]
 mod opening;
 #[cfg(unix)]
-mod pairs;
-#[cfg(unix)]
 mod proof;
 #[cfg(unix)]
-mod reuse;
-#[cfg(unix)]
-mod sessions;
+mod statements;
 #[cfg(unix)]
 mod store;
 #[cfg(unix)]
@@ -38,14 +33,11 @@ fn main() -> std::process::ExitCode {
     use lockkeeper_testkit::suite;
 
     let cases = [
-        sessions::CASES,
-        pairs::CASES,
         opening::CASES,
         admin::CASES,
         names::CASES,
         proof::CASES,
-        reuse::CASES,
-        batches::CASES,
+        statements::CASES,
         supplied::CASES,
     ];
     libtest_mimic::run(

@@ -3,34 +3,36 @@
 use std::fs;
 use std::sync::{Arc, Mutex};
 
-use lockkeeper_core::{Config, Drivers, ErrorKind, LockKeeper, Observer};
-use lockkeeper_mysql::MySqlDriver;
+use lockkeeper_core::{Config, Drivers, ErrorKind, LockKeeper, Observer, Severity};
+use lockkeeper_mysql::{MySqlDriver, MySqlProvider};
 use lockkeeper_testkit::{Certificates, MySqlKind, MySqlOptions, MySqlServer, cases};
 
-use crate::checks::{refused, waits_in_vain, with_timeouts};
-use crate::store::{Case, open, start, start_own, try_open};
+use crate::checks::{refused, soon, with_timeouts};
+use crate::store::{Case, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = cases![
-    options_of_the_application_come_back,
+    options_of_the_application_are_used,
     missing_rights,
-    tls,
+    users_who_must_encrypt,
     password_is_given_to_a_known_server_only,
     read_only_server_gives_warning,
-    unix_socket,
-    tokens_grow_over_quick_restarts,
 ];
 
-fn options_of_the_application_come_back(_: MySqlKind) {
+fn options_of_the_application_are_used(kind: MySqlKind) {
     let opts = mysql::Opts::from_url("mysql://me:s3cret@[::1]:7/shop").unwrap();
     let opts = mysql::OptsBuilder::from_opts(opts).ssl_opts(Some(mysql::SslOpts::default()));
     let opts = lockkeeper_mysql::MySqlOptions::from_opts(opts).opts();
     assert_eq!(opts.get_ip_or_hostname(), "[::1]");
     assert_eq!((opts.get_tcp_port(), opts.get_db_name()), (7, Some("shop")));
-    assert_eq!(
-        (opts.get_user(), opts.get_pass()),
-        (Some("me"), Some("s3cret"))
-    );
+    let login = (opts.get_user(), opts.get_pass());
+    assert_eq!(login, (Some("me"), Some("s3cret")));
     assert!(opts.get_ssl_opts().is_some());
+
+    let opts = mysql::Opts::from_url(&start(kind).url()).unwrap();
+    let options = lockkeeper_mysql::MySqlOptions::from_opts(opts);
+    let provider = MySqlProvider::open(&options, "shop").unwrap();
+    let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
+    drop(keeper.lock("a").unwrap());
 }
 
 fn missing_rights(kind: MySqlKind) {
@@ -127,46 +129,26 @@ fn password_is_given_to_a_known_server_only(kind: MySqlKind) {
     drop(try_open(&with_timeouts(&socket)).unwrap());
 }
 
-fn tls(kind: MySqlKind) {
+fn users_who_must_encrypt(kind: MySqlKind) {
     let server = MySqlServer::start(kind, &MySqlOptions::new().tls()).unwrap();
-    let trusted = server
-        .certificates()
-        .unwrap()
-        .authority
-        .display()
-        .to_string();
-    let keeper = open(&server, &format!("tls=on&ca_file={trusted}"));
-    drop(keeper.lock("a").unwrap());
-    let accepted = server.client().unwrap().status("Ssl_accepts").unwrap();
-    assert!(accepted > 0);
-    drop(open(&server, "").lock("without").unwrap());
+    let files = server.certificates().unwrap();
+    let trusted = files.authority.display();
     let refuses = ErrorKind::PermissionDenied;
-    refused(
-        &format!("{}?tls=on", server.url()),
-        refuses,
-        &["certificate", "ca_file"],
-    );
-    // Cancelling a wait shuts down the socket beneath TLS.
-    let held = keeper.lock("a").unwrap();
-    let other = open(&server, &format!("tls=on&ca_file={trusted}"));
-    waits_in_vain(&other);
-    drop(held);
-    drop(other.lock("a").unwrap());
-
-    server
-        .execute("CREATE USER 'safe'@'%' IDENTIFIED BY 's3cret' REQUIRE SSL")
-        .unwrap();
+    let mut root = server.client().unwrap();
+    for rule in [
+        "'safe'@'%' IDENTIFIED BY 's3cret' REQUIRE SSL",
+        "'known'@'%' REQUIRE X509",
+    ] {
+        root.execute(&format!("CREATE USER {rule}")).unwrap();
+    }
     let safe = format!("mysql://safe:s3cret@{}/", server.addr());
     refused(&safe, refuses, &[]);
     let safe = with_timeouts(&format!("{safe}?tls=on&ca_file={trusted}"));
     drop(try_open(&safe).unwrap());
+    assert!(root.status("Ssl_accepts").unwrap() > 0);
 
-    server
-        .execute("CREATE USER 'known'@'%' REQUIRE X509")
-        .unwrap();
     let known = format!("mysql://known@{}/?tls=on&ca_file={trusted}", server.addr());
     refused(&known, refuses, &[]);
-    let files = server.certificates().unwrap();
     let [certificate, key] = [&files.certificate, &files.key].map(|it| it.display().to_string());
     drop(try_open(&format!("{known}&cert_file={certificate}&key_file={key}")).unwrap());
     let folder = server.folder().join("another");
@@ -181,10 +163,6 @@ fn tls(kind: MySqlKind) {
         let url = format!("{known}&cert_file={certificate}&key_file={key}");
         refused(&url, ErrorKind::InvalidValue, &[wrong]);
     }
-
-    let plain = start(kind);
-    let url = format!("{}?tls=on&ca_file={trusted}", plain.url());
-    refused(&url, ErrorKind::Incompatible, &["TLS", "tls=off"]);
 }
 
 #[derive(Default)]
@@ -214,32 +192,8 @@ fn read_only_server_gives_warning(kind: MySqlKind) {
         given[0].contains("read-only") && !given[0].contains(MySqlServer::PASSWORD),
         "{given:?}"
     );
+    let findings = keeper.admin().unwrap().examine(soon()).unwrap();
+    let found = findings.iter().find(|found| found.topic == "topology");
+    assert_eq!(found.unwrap().severity, Severity::Warning, "{findings:?}");
     drop(keeper.lock("a").unwrap());
-}
-
-fn unix_socket(kind: MySqlKind) {
-    let server = start(kind);
-    let (user, password) = (MySqlServer::USER, MySqlServer::PASSWORD);
-    let socket = server.socket().display().to_string();
-    let url = format!("mariadb:?socket={socket}&user={user}&password={password}");
-    let url = with_timeouts(&url);
-    let keeper = try_open(&url).unwrap();
-    let held = keeper.lock("a").unwrap();
-    let other = try_open(&url).unwrap();
-    waits_in_vain(&other);
-    drop(held);
-    drop(other.lock("a").unwrap());
-}
-
-/// The server's own numbers are based on the second of its start, so two starts in one second repeat
-/// them.
-fn tokens_grow_over_quick_restarts(kind: MySqlKind) {
-    let server = start(kind);
-    let mut last = None;
-    for _again in 0..4 {
-        let token = open(&server, "").lock("a").unwrap().token();
-        assert!(Some(token) > last, "{token} after {last:?}");
-        last = Some(token);
-        server.restart().unwrap();
-    }
 }

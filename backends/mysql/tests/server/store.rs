@@ -4,7 +4,7 @@ use lockkeeper_core::{Config, Drivers, Error, LockKeeper};
 use lockkeeper_mysql::MySqlDriver;
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, Shared, suite};
 
-use crate::checks::{REPLY_LIMIT, with_timeouts};
+use crate::checks::with_timeouts;
 
 pub(crate) type Case = suite::Case<MySqlKind>;
 
@@ -24,19 +24,9 @@ pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
         .open(&Config::from_url(url)?)
 }
 
-/// Opens a keeper on a server, with more keys, and with [`REPLY_LIMIT`] where the keys do not say a time-out.
+/// Opens a keeper on a server, with more keys, and with time for a reply on a busy machine where the keys do not say a time-out.
 pub(crate) fn open(server: &MySqlServer, keys: &str) -> LockKeeper {
     try_open(&with_timeouts(&format!("{}?{keys}", server.url()))).unwrap()
-}
-
-/// Returns the options of a provider on a server, with [`REPLY_LIMIT`].
-pub(crate) fn options(server: &MySqlServer) -> lockkeeper_mysql::MySqlOptions {
-    let addr = server.addr();
-    lockkeeper_mysql::MySqlOptions::tcp(addr.ip().to_string(), addr.port())
-        .user(MySqlServer::USER)
-        .password(MySqlServer::PASSWORD)
-        .response_timeout(REPLY_LIMIT)
-        .connect_timeout(REPLY_LIMIT)
 }
 
 /// Returns how many sessions wait for a name.

@@ -2,31 +2,26 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{AcquireOptions, CancelToken, Error, ErrorKind, LeasePolicy, LockKeeper};
+use lockkeeper_core::{AcquireOptions, CancelToken, Error, ErrorKind, LockKeeper};
 use lockkeeper_mysql::{Conn, MySqlOptions, MySqlProvider};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
 use mysql::prelude::Queryable;
 use mysql::{Opts, OptsBuilder};
-use r2d2::{ManageConnection, Pool, PooledConnection};
+use r2d2::{ManageConnection, Pool};
 
 use crate::checks::{REPLY_LIMIT, WAIT_LIMIT, is_refused};
-use crate::store::{Case, open, start, start_own, waiters};
+use crate::store::{Case, open, start, waiters};
 
 pub(crate) const CASES: &[Case] = cases![
-    made_connections_hold_locks,
     lent_sessions_come_back_as_they_were,
-    session_with_lock_is_not_given_back,
     session_in_doubt_is_closed_and_replaced,
     session_that_was_shown_is_closed,
     pool_that_resets_sessions_serves,
     unfit_sessions_are_refused,
-    second_server_is_refused,
-    function_without_connection_is_outage,
     login_beside_function_is_refused,
 ];
 
@@ -90,20 +85,6 @@ fn counts(pool: &Pool<Manager>) -> (u32, u32) {
     (pool.state().connections, pool.state().idle_connections)
 }
 
-fn made_connections_hold_locks(kind: MySqlKind) {
-    let server = start(kind);
-    let opts = opts(&server);
-    let options = at(&server).connect_with(move |_| Conn::new(opts.clone()));
-    let keeper = try_keeper(&options).unwrap();
-    let guard = keeper.lock("a").unwrap();
-    assert!(open(&server, "").try_lock("a").unwrap().is_none());
-    guard.release().unwrap();
-    drop(keeper);
-    until("the connections are closed", || {
-        server.sessions().unwrap().is_empty()
-    });
-}
-
 /// Repeats holds until they have lasted for less than a second: the session of a longer one is closed, since an operator may
 /// have seen it.
 fn until_not_shown(hold: impl Fn()) {
@@ -146,25 +127,6 @@ fn read_timeout(conn: &Conn) -> Option<Duration> {
     let socket = unsafe { BorrowedFd::borrow_raw(conn.as_raw_fd()) };
     let socket = std::net::TcpStream::from(socket.try_clone_to_owned().unwrap());
     socket.read_timeout().unwrap()
-}
-
-fn session_with_lock_is_not_given_back(kind: MySqlKind) {
-    let server = start(kind);
-    let pool = pool(&server, 3);
-    let keeper = borrowing(&server, &pool);
-    let guard = keeper.lock("a").unwrap();
-    let (_, holder) = server.held().unwrap().pop().unwrap();
-    // The application uses all that the pool has left.
-    let rest = [pool.get().unwrap(), pool.get().unwrap()];
-    assert!(
-        rest.iter()
-            .all(|conn| u64::from(conn.connection_id()) != holder)
-    );
-    assert!(pool.try_get().is_none());
-    guard.renew().unwrap();
-    drop(rest);
-    guard.release().unwrap();
-    assert_eq!(server.held().unwrap(), []);
 }
 
 /// A wait is cancelled by shutting its socket down.
@@ -284,24 +246,6 @@ fn unfit_sessions_are_refused(kind: MySqlKind) {
     }
 }
 
-fn second_server_is_refused(kind: MySqlKind) {
-    let (server, other) = (start(kind), start_own(kind));
-    let has_moved = Arc::new(AtomicBool::new(false));
-    let (moved, first, second) = (Arc::clone(&has_moved), opts(&server), opts(&other));
-    let make = move |_| match moved.load(Ordering::SeqCst) {
-        false => Conn::new(first.clone()),
-        true => Conn::new(second.clone()),
-    };
-    let keeper = try_keeper(&at(&server).connect_with(make)).unwrap();
-    let _held = keeper.lock("a").unwrap();
-    has_moved.store(true, Ordering::SeqCst);
-    // A lease of another ttl needs a session of its own.
-    let ttl = Duration::from_secs(7);
-    let options = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
-    let acquired = keeper.acquire("b", &options);
-    is_refused(acquired, ErrorKind::Incompatible, &["two servers"]);
-}
-
 #[derive(Debug)]
 struct Broken;
 
@@ -312,43 +256,6 @@ impl fmt::Display for Broken {
 }
 
 impl std::error::Error for Broken {}
-
-fn function_without_connection_is_outage(kind: MySqlKind) {
-    let server = start(kind);
-    let patient = || at(&server).connect_timeout(WAIT_LIMIT);
-    let outage = ErrorKind::Unavailable;
-    let fails = patient().connect_with(|_| Err(Broken));
-    is_refused(try_keeper(&fails), outage, &["the tunnel is down"]);
-    let panics = patient().connect_with(|_| -> Result<Conn, Broken> { panic!("on purpose") });
-    is_refused(try_keeper(&panics), outage, &["panicked"]);
-
-    // It hangs until the end of the case.
-    let (go, gone) = mpsc::channel::<()>();
-    let gone = Arc::new(Mutex::new(gone));
-    let hasty = at(&server).connect_timeout(Duration::from_millis(50));
-    let hangs = hasty.connect_with(move |_| {
-        let _ = gone.lock().unwrap().recv();
-        Err::<Conn, _>(Broken)
-    });
-    let began = Instant::now();
-    is_refused(try_keeper(&hangs), outage, &["in time"]);
-    assert!(began.elapsed() < WAIT_LIMIT);
-    until("no more calls are made", || {
-        let error = try_keeper(&hangs).map(drop).unwrap_err();
-        error.message().contains("hangs in several")
-    });
-    drop(go);
-
-    let pool = pool(&server, 1);
-    let all: PooledConnection<Manager> = pool.get().unwrap();
-    let lender = pool.clone();
-    let lend = move |_| lender.get_timeout(Duration::from_millis(1));
-    let exhausted = try_keeper(&patient().borrow_with(lend));
-    is_refused(exhausted, outage, &["pool large enough"]);
-    drop(all);
-    let keeper = borrowing(&server, &pool);
-    keeper.lock("a").unwrap().release().unwrap();
-}
 
 fn login_beside_function_is_refused(_: MySqlKind) {
     let options = MySqlOptions::tcp("nowhere", 1)

@@ -1,20 +1,16 @@
 //! Several locks at once, locks of both modes on one session, and what a wait costs.
 
-use std::thread;
-
 use lockkeeper_core::{
     AcquireRequest, AttemptRequest, Backend, HostInstant, LockName, Mode, Operation,
     ReleaseRequest, Released, RenewRequest, Renewal, StoreInfo, SystemClock,
 };
-use lockkeeper_testkit::{PostgresKind, TestServer as _, cases, until};
+use lockkeeper_testkit::{PostgresKind, cases};
 
-use crate::checks::WAIT_LIMIT;
-use crate::store::{Case, TTL, attempt, granted, locks, open, provider, release, start};
+use crate::store::{Case, TTL, attempt, granted, locks, provider, release, start};
 
 pub(crate) const CASES: &[Case] = cases![
     session_with_a_shared_lock_is_no_way_to_an_exclusive_one,
     locks_of_both_modes_travel_in_one_statement,
-    wait_takes_one_statement_beside_its_attempt,
 ];
 
 /// PostgreSQL grants a session an exclusive lock beside its own shared one.
@@ -103,23 +99,4 @@ fn locks_of_both_modes_travel_in_one_statement(kind: PostgresKind) {
     grants.into_iter().for_each(|grant| release(&store, grant));
     release(&store, warm);
     assert_eq!(locks(&server), 0);
-}
-
-fn wait_takes_one_statement_beside_its_attempt(kind: PostgresKind) {
-    let server = start(kind);
-    let (keeper, waiter) = (open(&server, ""), open(&server, ""));
-    waiter.lock("a").unwrap().release().unwrap();
-    let held = keeper.lock("a").unwrap();
-    let commands = || waiter.usage().unwrap().commands;
-    let before = commands();
-    let next = thread::scope(|scope| {
-        let wait = scope.spawn(|| waiter.try_lock_for("a", WAIT_LIMIT).unwrap());
-        until("it waits in the server", || {
-            server.waiters("default", "a").unwrap() == 1
-        });
-        held.release().unwrap();
-        wait.join().unwrap().expect("it is free")
-    });
-    assert_eq!(commands(), before + 2);
-    next.release().unwrap();
 }

@@ -1,35 +1,12 @@
 //! A server that is killed, or that ends all sessions since one of them has crashed.
 
 use lockkeeper_core::ErrorKind;
-use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, cases, until};
+use lockkeeper_testkit::{PostgresKind, PostgresServer, cases, until};
 
 use crate::checks::is_refused;
 use crate::store::{Case, open, start_own};
 
-pub(crate) const CASES: &[Case] = cases![
-    tokens_grow_over_restarts_and_crashes,
-    restart_grace_counts_from_a_crash,
-];
-
-fn tokens_grow_over_restarts_and_crashes(kind: PostgresKind) {
-    let server = PostgresServer::start(kind, &PostgresOptions::new().durable()).unwrap();
-    let mut last = None;
-    for again in 0..4 {
-        let keeper = open(&server, "wait=30s");
-        for _ in 0..3 {
-            let token = keeper.lock("a").unwrap().token();
-            assert!(Some(token) > last, "{token} after {last:?}");
-            last = Some(token);
-        }
-        if again % 2 == 0 {
-            // The server is killed, and recovers from its log.
-            server.restart().unwrap();
-        } else {
-            // A session crashes, and the server ends all others and recovers.
-            crash_session(&server);
-        }
-    }
-}
+pub(crate) const CASES: &[Case] = cases![restart_grace_counts_from_a_crash,];
 
 /// Kills a session, after which the server ends all others, forgets their locks and recovers.
 fn crash_session(server: &PostgresServer) {

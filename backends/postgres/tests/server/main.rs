@@ -1,5 +1,5 @@
-//! Cases of this backend alone, on real servers: errors on opening, crashes, poolers, a standby, administration, sessions
-//! and commit proofs.
+//! Cases of this backend alone, on real servers: errors on opening, a crash, poolers, a standby, administration, locks of both
+//! modes and commit proofs. `backends/sessions/tests` has what MySQL shares.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,7 +14,7 @@ mod admin;
 #[cfg(unix)]
 mod batches;
 #[cfg(unix)]
-#[path = "../../../remote/tests/sessions/checks.rs"]
+#[path = "../../../sessions/tests/server/checks.rs"]
 mod checks;
 #[cfg(unix)]
 mod crashes;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, Severity};
 use lockkeeper_testkit::{
@@ -11,14 +11,12 @@ use lockkeeper_testkit::{
 };
 
 use crate::admin::found;
-use crate::checks::{WAIT_LIMIT, is_refused, refused, waits_in_vain, with_timeouts};
-use crate::store::{Case, open, start, start_own, try_open};
+use crate::checks::{WAIT_LIMIT, is_refused, refused, with_timeouts};
+use crate::store::{Case, holder, open, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = cases![
     ways_to_log_in,
     missing_rights,
-    replies_in_drops_end_by_their_deadline,
-    tls,
     client_certificates,
     server_without_free_connections,
     connection_without_a_reply_is_not_kept,
@@ -94,56 +92,6 @@ fn missing_rights(kind: PostgresKind) {
     );
 }
 
-/// Each byte comes within the time-outs, and the whole reply does not. The fault suite does that without TLS.
-fn replies_in_drops_end_by_their_deadline(kind: PostgresKind) {
-    let server = PostgresServer::start(kind, &PostgresOptions::new().tls()).unwrap();
-    let authority = &server.certificates().unwrap().authority;
-    for keys in ["", &format!("&tls=on&ca_file={}", authority.display())] {
-        let proxy = Proxy::new(server.addr()).unwrap();
-        let url = server.url_via(proxy.addr());
-        let url = format!("{url}?response_timeout=1s&connect_timeout=2s{keys}");
-        let keeper = try_open(&url).unwrap();
-        drop(keeper.lock("a").unwrap());
-        proxy.set(Fault::DripReplies(Duration::from_millis(250)));
-        let began = Instant::now();
-        let error = keeper.try_lock("a").unwrap_err();
-        assert!(error.is_retryable(), "{error:?}");
-        refused(&url, ErrorKind::Unavailable, &["says nothing"]);
-        assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
-    }
-}
-
-fn tls(kind: PostgresKind) {
-    let server = PostgresServer::start(kind, &PostgresOptions::new().tls()).unwrap();
-    let trusted = server
-        .certificates()
-        .unwrap()
-        .authority
-        .display()
-        .to_string();
-    let keeper = open(&server, &format!("tls=on&ca_file={trusted}"));
-    let held = keeper.lock("a").unwrap();
-    let session = format!(
-        "SELECT ssl FROM pg_stat_ssl WHERE pid = {}",
-        crate::store::holder(&server)
-    );
-    assert_eq!(server.value(&session).unwrap(), "t");
-    refused(
-        &format!("{}?tls=on", server.url()),
-        ErrorKind::PermissionDenied,
-        &["certificate", "ca_file"],
-    );
-    // The end of a wait is read beneath TLS.
-    let other = open(&server, &format!("tls=on&ca_file={trusted}"));
-    waits_in_vain(&other);
-    drop(held);
-    drop(other.lock("a").unwrap());
-
-    let plain = start(kind);
-    let url = format!("{}?tls=on&ca_file={trusted}", plain.url());
-    refused(&url, ErrorKind::Incompatible, &["TLS", "tls=off"]);
-}
-
 /// The user has no password, and logs in by a certificate alone.
 fn client_certificates(kind: PostgresKind) {
     let server = PostgresServer::start(kind, &PostgresOptions::new().tls()).unwrap();
@@ -174,7 +122,13 @@ fn client_certificates(kind: PostgresKind) {
         format!("{url}&cert_file={certificate}&key_file={key}")
     };
     let keeper = try_open(&with(certificate, key)).unwrap();
-    drop(keeper.lock("a").unwrap());
+    let held = keeper.lock("a").unwrap();
+    let session = format!(
+        "SELECT ssl FROM pg_stat_ssl WHERE pid = {}",
+        holder(&server)
+    );
+    assert_eq!(server.value(&session).unwrap(), "t");
+    drop(held);
     let denied = ErrorKind::PermissionDenied;
     refused(&url, denied, &["`cert_file`"]);
     let folder = server.folder().join("another");

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,14 +12,13 @@ use lockkeeper_postgres::{PostgresOptions, PostgresProvider, Transport};
 use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer, cases, until};
 
 use crate::checks::{REPLY_LIMIT, is_refused, waits_in_vain};
-use crate::store::{Case, open, start, start_own};
+use crate::store::{Case, open, start};
 
 pub(crate) const CASES: &[Case] = cases![
     streams_of_the_application_hold_locks,
     stopped_server_ends_no_call,
     pooler_behind_tunnel_is_found,
     one_stream_twice_is_refused,
-    second_server_is_refused,
     unfit_streams_are_refused,
     waits_that_end_leave_no_statements,
 ];
@@ -109,24 +108,6 @@ fn one_stream_twice_is_refused(kind: PostgresKind) {
     let waited = keeper.try_lock_for("b", Duration::from_secs(1));
     assert!(waited.is_err(), "{waited:?}");
     until("the guard is lost", || guard.ensure_held().is_err());
-}
-
-fn second_server_is_refused(kind: PostgresKind) {
-    let (server, other) = (start(kind), start_own(kind));
-    let has_moved = Arc::new(AtomicBool::new(false));
-    let (moved, first, second) = (Arc::clone(&has_moved), server.addr(), other.addr());
-    let options = named().connect_with(move |_| match moved.load(Ordering::SeqCst) {
-        false => connect(first),
-        true => connect(second),
-    });
-    let keeper = try_keeper(&options).unwrap();
-    has_moved.store(true, Ordering::SeqCst);
-    server.end_sessions().unwrap();
-    until("a new connection is needed", || {
-        keeper
-            .try_lock("a")
-            .is_err_and(|error| error.kind() == ErrorKind::Incompatible)
-    });
 }
 
 fn unfit_streams_are_refused(kind: PostgresKind) {

@@ -8,9 +8,9 @@ use std::{slice, thread};
 use lockkeeper_core::{
     AcquireOptions, CancelToken, Error, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released,
 };
-use lockkeeper_testkit::{MySqlKind, MySqlServer, cases, until};
+use lockkeeper_testkit::{StoreKind, TestServer, cases, until};
 
-use crate::store::{Case, open, start, waiters};
+use crate::store::{Case, leftovers, open, start, until_waiting};
 
 pub(crate) const CASES: &[Case] = cases![
     pairs_in_one_process,
@@ -73,27 +73,27 @@ fn transfer(keepers: &[LockKeeper]) {
 
 /// Threads of one process wait for each other in the process. The names that they hold are more than the
 /// connections.
-fn pairs_in_one_process(kind: MySqlKind) {
+fn pairs_in_one_process(kind: StoreKind) {
     let server = start(kind);
-    let keeper = open(&server, "wait=60s");
+    let keeper = open(&*server, "wait=60s");
     transfer(slice::from_ref(&keeper));
 }
 
 /// Threads of several processes wait for each other in the server, and more threads do so than there are
 /// connections.
-fn pairs_in_several_processes(kind: MySqlKind) {
+fn pairs_in_several_processes(kind: StoreKind) {
     let server = start(kind);
-    transfer(&[(); 2].map(|()| open(&server, "wait=60s")));
+    transfer(&[(); 2].map(|()| open(&*server, "wait=60s")));
     for pool_size in [2, 4] {
         let keys = format!("{SLOW}&pool_size={pool_size}");
-        transfer(&[(); 4].map(|()| open(&server, &keys)));
+        transfer(&[(); 4].map(|()| open(&*server, &keys)));
     }
 }
 
 /// No thread waits for a connection when the others hold theirs for long: the names share sessions.
-fn names_requested_at_once_share_connections(kind: MySqlKind) {
+fn names_requested_at_once_share_connections(kind: StoreKind) {
     let server = start(kind);
-    let keeper = open(&server, "wait=60s");
+    let keeper = open(&*server, "wait=60s");
     let barrier = Barrier::new(THREADS as usize);
     let lock = |number, which| keeper.lock(format!("{which} of {number}"));
     let lock_both = &|number| {
@@ -111,7 +111,7 @@ fn names_requested_at_once_share_connections(kind: MySqlKind) {
 
 /// Has the keeper wait for a name in the server, and returns its guard.
 fn waited_for(
-    server: &MySqlServer,
+    server: &dyn TestServer,
     rival: &LockKeeper,
     keeper: &LockKeeper,
     name: &str,
@@ -119,25 +119,25 @@ fn waited_for(
     let held = rival.lock(name).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| keeper.lock(name));
-        until("the keeper waits in the server", || waiters(server) == 1);
+        until_waiting(server, &[name], 1);
         drop(held);
         waits.join().unwrap().unwrap()
     })
 }
 
-fn waits_leave_a_connection_for_free_names(kind: MySqlKind) {
+fn waits_leave_a_connection_for_free_names(kind: StoreKind) {
     let server = start(kind);
-    let rival = open(&server, "");
-    let names = ["a", "b", "c", "d"];
-    let held = ["a", "b", "c", "d", "e"].map(|name| rival.lock(name).unwrap());
-    let keeper = open(&server, &format!("{SLOW}&pool_size=3"));
+    let rival = open(&*server, "");
+    let (all, names) = (["a", "b", "c", "d", "e"], ["a", "b", "c", "d"]);
+    let held = all.map(|name| rival.lock(name).unwrap());
+    let keeper = open(&*server, &format!("{SLOW}&pool_size=3"));
     let cancel = CancelToken::new();
     let options = AcquireOptions::new().wait_forever().cancel(&cancel);
     thread::scope(|scope| {
         let lock = |name| keeper.lock(name).map(LockGuard::release);
         let threads = names.map(|name| scope.spawn(move || lock(name)));
         let cancelled = scope.spawn(|| keeper.acquire("e", &options));
-        until("two threads wait in the server", || waiters(&server) == 2);
+        until_waiting(&*server, &all, 2);
         for secs in [5, 6, 7] {
             let policy = LeasePolicy::Renewed {
                 ttl: Duration::from_secs(secs),
@@ -148,23 +148,21 @@ fn waits_leave_a_connection_for_free_names(kind: MySqlKind) {
         cancel.cancel();
         let error = cancelled.join().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
-        until("two of the others wait in the server", || {
-            waiters(&server) == 2
-        });
+        until_waiting(&*server, &all, 2);
         drop(held);
         for thread in threads {
             assert_eq!(thread.join().unwrap().unwrap().unwrap(), Released::Done);
         }
     });
-    assert_eq!(server.held().unwrap(), []);
+    until("all is free", || leftovers(&*server) == 0);
 }
 
 /// Names that were waited for have the whole pool, and more are waited for.
-fn holders_wait_without_a_connection(kind: MySqlKind) {
+fn holders_wait_without_a_connection(kind: StoreKind) {
     let server = start(kind);
-    let rival = open(&server, "");
-    let keeper = open(&server, &format!("{SLOW}&pool_size=2"));
-    let first = ["a", "b"].map(|name| waited_for(&server, &rival, &keeper, name));
+    let rival = open(&*server, "");
+    let keeper = open(&*server, &format!("{SLOW}&pool_size=2"));
+    let first = ["a", "b"].map(|name| waited_for(&*server, &rival, &keeper, name));
     let held = ["c", "d"].map(|name| rival.lock(name).unwrap());
     let sent = || keeper.usage().unwrap().commands;
     let before = sent();
@@ -174,7 +172,7 @@ fn holders_wait_without_a_connection(kind: MySqlKind) {
         until("both threads have found their name busy", || {
             sent() >= before + 4
         });
-        assert_eq!(waiters(&server), 0);
+        until_waiting(&*server, &["c", "d"], 0);
         drop(held);
         for thread in threads {
             drop(thread.join().unwrap().unwrap());
@@ -183,5 +181,5 @@ fn holders_wait_without_a_connection(kind: MySqlKind) {
     for guard in first {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
-    assert_eq!(server.held().unwrap(), []);
+    until("all is free", || leftovers(&*server) == 0);
 }

@@ -1,0 +1,50 @@
+//! What stores with sessions have in common, on real servers: what locks cost, names that share a session, batches, pools
+//! that are short of connections, and what the application supplies.
+//!
+//! A trial is called `KIND::CASE`, such as `mysql-9::ttls_stay_apart`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "that is how a test fails"
+)]
+
+#[cfg(unix)]
+mod batches;
+#[cfg(unix)]
+mod checks;
+#[cfg(unix)]
+mod opening;
+#[cfg(unix)]
+mod pairs;
+#[cfg(unix)]
+mod reuse;
+#[cfg(unix)]
+mod sharing;
+#[cfg(unix)]
+mod store;
+#[cfg(unix)]
+mod supplied;
+
+#[cfg(unix)]
+fn main() -> std::process::ExitCode {
+    use lockkeeper_testkit::suite;
+
+    let cases = [
+        sharing::CASES,
+        pairs::CASES,
+        batches::CASES,
+        reuse::CASES,
+        opening::CASES,
+        supplied::CASES,
+    ];
+    let cases = cases.into_iter().flatten().copied();
+    let on_each = |case| store::kinds().map(move |kind| suite::trial(kind, case));
+    let trials = cases.flat_map(on_each).collect();
+    libtest_mimic::run(&suite::arguments(), trials).exit_code()
+}
+
+#[cfg(not(unix))]
+fn main() {}

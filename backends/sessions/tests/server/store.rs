@@ -1,0 +1,135 @@
+//! Servers of all kinds, and keepers and providers on them. Lock names are in the namespace `default`.
+
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use lockkeeper_core::{Config, Drivers, Error, LockKeeper, LockProvider};
+use lockkeeper_mysql::{Conn, MySqlDriver, MySqlOptions, MySqlProvider, Opts};
+use lockkeeper_postgres::{PostgresDriver, PostgresOptions, PostgresProvider, Transport};
+use lockkeeper_testkit::{
+    MySqlServer, PostgresServer, Shared, StoreKind, TestServer, suite, until,
+};
+
+use crate::checks::{REPLY_LIMIT, with_timeouts};
+
+pub(crate) type Case = suite::Case<StoreKind>;
+
+/// Returns the kinds of servers whose locks are sessions'.
+pub(crate) fn kinds() -> impl Iterator<Item = StoreKind> {
+    let is_of_sessions =
+        |kind: &StoreKind| matches!(kind, StoreKind::MySql(_) | StoreKind::Postgres(_));
+    StoreKind::servers().into_iter().filter(is_of_sessions)
+}
+
+/// Takes a server for a case that leaves users and settings as they are.
+pub(crate) fn start(kind: StoreKind) -> Shared {
+    kind.share().unwrap()
+}
+
+/// Starts a server that speaks TLS. Returns the file with its authority, too.
+pub(crate) fn start_with_tls(kind: StoreKind) -> (Arc<dyn TestServer>, PathBuf) {
+    match kind {
+        StoreKind::MySql(kind) => {
+            let options = lockkeeper_testkit::MySqlOptions::new().show_locks().tls();
+            let server = MySqlServer::start(kind, &options).unwrap();
+            let authority = server.certificates().unwrap().authority.clone();
+            (Arc::new(server), authority)
+        }
+        StoreKind::Postgres(kind) => {
+            let options = lockkeeper_testkit::PostgresOptions::new().tls();
+            let server = PostgresServer::start(kind, &options).unwrap();
+            let authority = server.certificates().unwrap().authority.clone();
+            (Arc::new(server), authority)
+        }
+        kind => panic!("{kind} has no sessions"),
+    }
+}
+
+pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
+    let drivers = Drivers::new().with(MySqlDriver).with(PostgresDriver);
+    drivers.open(&Config::from_url(url)?)
+}
+
+/// Opens a keeper on a server, with more keys, and with [`REPLY_LIMIT`] where the keys do not say a time-out.
+pub(crate) fn open(server: &dyn TestServer, keys: &str) -> LockKeeper {
+    try_open(&with_timeouts(&format!("{}{keys}", server.url()))).unwrap()
+}
+
+/// Opens a provider on a server. With a pool of two, names share a session from the second one on.
+pub(crate) fn provider(
+    kind: StoreKind,
+    server: &dyn TestServer,
+    pool_size: u32,
+) -> Arc<dyn LockProvider> {
+    let addr = server.addr().unwrap();
+    provider_by(kind, pool_size, move || addr).unwrap()
+}
+
+/// Opens a provider whose connections a function of the application makes, to the server at the address that `choose`
+/// returns.
+pub(crate) fn provider_by(
+    kind: StoreKind,
+    pool_size: u32,
+    choose: impl Fn() -> SocketAddr + Send + Sync + 'static,
+) -> Result<Arc<dyn LockProvider>, Error> {
+    match kind {
+        StoreKind::MySql(_) => {
+            let (user, password) = (MySqlServer::USER, MySqlServer::PASSWORD);
+            let connect = move |_| {
+                let url = format!(
+                    "mysql://{user}:{password}@{}/?prefer_socket=false",
+                    choose()
+                );
+                Conn::new(Opts::from_url(&url).unwrap())
+            };
+            let options = MySqlOptions::tcp("db.invalid", 1)
+                .pool_size(pool_size)
+                .connect_timeout(REPLY_LIMIT)
+                .response_timeout(REPLY_LIMIT)
+                .connect_with(connect);
+            Ok(Arc::new(MySqlProvider::open(&options, "default")?))
+        }
+        _ => {
+            let connect = move |_| TcpStream::connect(choose()).map(Transport::new);
+            let options = PostgresOptions::tcp("db.invalid", 1)
+                .user(PostgresServer::USER)
+                .password(PostgresServer::PASSWORD)
+                .database(PostgresServer::DATABASE)
+                .pool_size(pool_size)
+                .connect_timeout(REPLY_LIMIT)
+                .response_timeout(REPLY_LIMIT)
+                .connect_with(connect);
+            Ok(Arc::new(PostgresProvider::open(&options, "default")?))
+        }
+    }
+}
+
+pub(crate) fn keeper(provider: &Arc<dyn LockProvider>) -> LockKeeper {
+    LockKeeper::builder(Arc::clone(provider)).build().unwrap()
+}
+
+/// Returns how many connections keepers have open.
+pub(crate) fn connections(server: &dyn TestServer) -> usize {
+    server.connections().unwrap().len()
+}
+
+/// Returns the sessions that hold any of the names.
+pub(crate) fn holders(server: &dyn TestServer, names: &[&str]) -> BTreeSet<u64> {
+    server.holding_sessions("default", names).unwrap()
+}
+
+/// Returns how many locks are held, and how many callers wait for one.
+pub(crate) fn leftovers(server: &dyn TestServer) -> usize {
+    server.leftovers().unwrap().len()
+}
+
+/// Waits until so many callers wait in the server for any of the names.
+#[track_caller]
+pub(crate) fn until_waiting(server: &dyn TestServer, names: &[&str], count: usize) {
+    until("the callers wait in the server", || {
+        let waiters = names.iter().map(|name| server.waiters("default", name));
+        waiters.map(Result::unwrap).sum::<usize>() == count
+    });
+}
