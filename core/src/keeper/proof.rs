@@ -30,27 +30,28 @@ use crate::keeper::guard::LockGuard;
 /// write [`LockGuard::token`] beside the data.
 ///
 /// # The connection that it fits
-/// Any connection to the server that granted the lock, whatever its user and database:
-/// [`dialect`](Self::dialect) and [`location`](Self::location) say which that is. No other connection
+/// The proof fits any connection to the server that granted the lock, whatever its user and database.
+/// [`dialect`](Self::dialect) and [`location`](Self::location) name that server. No other connection
 /// can commit by mistake. On another server, `held` is not 1 and [`check`](Self::check) says why. On
 /// another kind of database, the statement fails and its error names the dialect.
 ///
-/// # Stores without a proof MySQL, MariaDB and PostgreSQL have a proof: `IS_USED_LOCK` and `pg_locks` answer for the
-/// time at which they are asked. Leases that are rows, as on SQLite, cannot be proved by SQL. A transaction sees them
-/// as they were when it first read, so such a statement would return 1 after the loss. On every store, also if data
-/// and locks are on different servers, this works:
+/// # Stores without a proof
+/// MySQL, MariaDB and PostgreSQL have a proof: `IS_USED_LOCK` and `pg_locks` show the present, whatever the
+/// transaction sees. Leases that are rows, as on SQLite, cannot be proved by SQL. A transaction sees the rows as
+/// they were when it first read, so the statement would return 1 after the loss. This works on every store, also if
+/// data and locks are on different servers:
 ///
 /// 1. Begin the transaction as a writer, on the data's own connection: `BEGIN IMMEDIATE` on SQLite.
 ///    Do not attach the lock file: that would lock it for all processes.
 /// 2. Do the work. Write [`LockGuard::token`] as well, and refuse smaller tokens:
 ///    `UPDATE product SET stock = ?1, token = ?2 WHERE id = ?3 AND token <= ?2`. Roll back if no row was
 ///    changed.
-/// 3. As the last step, [`LockGuard::renew`]: the keeper asks the store on a connection of its own.
-///    Roll back if it fails, also if the outcome is unknown. A fixed lease has a full ttl again
-///    afterwards, too.
+/// 3. As the last step, call [`LockGuard::renew`]: the keeper asks the store on a connection of its
+///    own. Roll back if it fails, also if the outcome is unknown. Afterwards a fixed lease, too,
+///    has a full ttl again.
 /// 4. Commit.
 ///
-/// Only a program that is stopped between steps 3 and 4 for a whole lease commits late, and then the
+/// A program commits late only if it is stopped between steps 3 and 4 for a whole lease. Then the
 /// tokens decide.
 #[derive(Clone, Debug)]
 pub struct CommitProof<'g> {
