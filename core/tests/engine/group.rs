@@ -9,7 +9,7 @@ use crate::answers::{Grants, Releases, Renewals};
 use crate::scripted_store::ScriptedStore;
 use crate::steps::*;
 
-/// Has a thread ask the store alone for a name, while the store does not answer.
+/// Starts a thread that makes a lone request for a name, while the store does not answer.
 fn ask_without_answer(store: &Arc<ScriptedStore>, keeper: &LockKeeper) -> thread::JoinHandle<()> {
     store.grants(Grants::Silent);
     let asking = keeper.clone();

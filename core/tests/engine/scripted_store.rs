@@ -161,7 +161,7 @@ impl ScriptedStore {
         self.set(|state| state.releases = how);
     }
 
-    /// Has all keepers verify their leases. Returns whether one of them still lives.
+    /// Asks all keepers to verify their leases. Returns whether any keeper still lives.
     pub(crate) fn verify(&self) -> bool {
         let verifiers = self.state().verifiers.clone();
         verifiers.iter().filter(|keeper| keeper.verify()).count() > 0

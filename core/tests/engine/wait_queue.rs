@@ -27,7 +27,7 @@ fn spawn_waiting(keeper: &LockKeeper, events: &Events, options: AcquireOptions) 
     thread
 }
 
-/// Has threads acquire the lock in a known order behind a holder. Returns their tokens.
+/// Starts threads that wait, in a known order, for a held lock. Releases it, and returns their tokens.
 fn acquire_in_order((keeper, events): &(LockKeeper, Events), count: usize) -> Vec<FencingToken> {
     let order = Arc::new(Mutex::new(Vec::new()));
     let holder = keeper.lock("a").unwrap();

@@ -144,7 +144,7 @@ fn spawn<T: Send + 'static>(
     thread::spawn(move || body(&world))
 }
 
-/// Has `count` threads wait in the queue, in order, until they hold the name.
+/// Starts `count` threads that wait in the queue, in order, until they hold the name.
 fn spawn_waiting(world: &Arc<World>, count: usize) -> Vec<Thread> {
     let wait = |thread| {
         let waiter = world.queued();
@@ -153,7 +153,7 @@ fn spawn_waiting(world: &Arc<World>, count: usize) -> Vec<Thread> {
     (0..count).map(wait).collect()
 }
 
-/// Has two threads enter the queue and give up, at any time.
+/// Starts two threads that enter the queue and give up, at any time.
 fn spawn_giving_up(world: &Arc<World>) -> Vec<Thread> {
     let give_up = |thread| {
         let waiter = world.queued();
