@@ -1,4 +1,5 @@
-//! The checks of `doctor`: every step in the life of a lock, with two keepers, under names of its own.
+//! The checks of `doctor`: every step in the life of a lock, with two keepers, under names that no program
+//! uses.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Barrier;
@@ -21,14 +22,14 @@ const ROUND_TRIPS: u32 = 20;
 /// Acquiring and releasing a lock within this time needs no warning.
 const SLOW: Duration = Duration::from_millis(50);
 
-/// Returns the options of each acquisition. What makes the store unavailable is a finding, and not something to wait for.
+/// Returns the options of each acquisition. They do not wait for an outage to end: an outage is a finding.
 fn step_options() -> AcquireOptions {
     AcquireOptions::new()
         .wait(STEP_TIMEOUT)
         .outage(Outage::Fail)
 }
 
-/// Runs all checks; a check that fails is a finding, too. `open` opens the store once more.
+/// Runs all checks. A check that fails is a finding, too. `open` opens the store once more.
 pub(super) fn all(
     open: &dyn Fn() -> Result<LockKeeper, Failure>,
     keeper: &LockKeeper,
@@ -37,7 +38,7 @@ pub(super) fn all(
         "connect",
         format!("the store can be opened: {}", keeper.backend()),
     )];
-    // The keeper of another program, if the store can be shared by processes.
+    // A second keeper stands for another program, if processes can share the store.
     let is_shared = keeper.capabilities().has(Capability::CrossProcess);
     let other = match is_shared.then(open).transpose() {
         Ok(other) => other.unwrap_or_else(|| keeper.clone()),
@@ -85,7 +86,7 @@ pub(super) fn all(
     findings
 }
 
-/// The error is one of the store, or says what the store did wrong.
+/// A finding; or an error of the store, or a text that says what the store did wrong.
 type Checked = Result<Finding, Box<dyn std::error::Error>>;
 type Check = fn(&Pair<'_>, &'static str) -> Checked;
 const CHECKS: [(&str, Check); 4] = [
@@ -102,7 +103,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Acquires the lock within the time of a step; the config may wait forever.
+    /// Acquires the lock within the time of a step. The config's own wait may be endless.
     fn lock(&self, keeper: &LockKeeper) -> Result<LockGuard, Box<dyn std::error::Error>> {
         let options = step_options();
         let guard = keeper.acquire(&self.name, &options)?;
@@ -193,7 +194,7 @@ fn hand_over(pair: &Pair<'_>, topic: &'static str) -> Checked {
             Ok::<_, Error>((guard.is_some(), Instant::now()))
         });
         started.wait();
-        // Long enough for the waiter to queue; if it has not, the reply is only quicker.
+        // This is long enough for the waiter to queue. If it has not, only the measured time is shorter.
         thread::sleep(Duration::from_millis(100));
         let began = Instant::now();
         first.release()?;
@@ -217,7 +218,7 @@ fn hand_over(pair: &Pair<'_>, topic: &'static str) -> Checked {
     })
 }
 
-/// Checks that a lease that is not renewed expires in time, and that its guard knows.
+/// Checks that a lease without renewals expires in time, and that its guard is lost.
 fn expire(pair: &Pair<'_>, topic: &'static str) -> Checked {
     let least = pair.keeper.capabilities().min_ttl();
     let ttl = least.max(Duration::from_millis(500));

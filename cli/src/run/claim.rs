@@ -1,12 +1,12 @@
-//! The claim on a lock's name: while a watchdog holds it, no other `run` of this host starts a
+//! The claim on a lock's name. While a watchdog holds it, no other `run` on this host starts a
 //! command under that name.
 //!
-//! Some stores grant a dead holder's lock to the next caller at once, which can be quicker than
-//! killing the holder's command. So the watchdog takes the claim before the command starts. It keeps
-//! the claim until the command's process group is gone, or the lock is over.
+//! Some stores grant a dead holder's lock to the next caller at once. That can be sooner than the
+//! watchdog has killed the holder's command. So the watchdog takes the claim before the command
+//! starts. It keeps the claim until the command's process group is gone, or the lease is over.
 //!
-//! Claims have the modes of locks. Those of shared locks are taken beside each other, and each slot of a semaphore
-//! has a claim of its own. For several names the watchdog takes the claim of each.
+//! Claims have the modes of locks. Several watchdogs can hold a shared claim on the same name, and each slot of a
+//! semaphore has its own claim. For several names, the watchdog takes a claim on each.
 //!
 //! # Which claims count
 //!
@@ -14,19 +14,18 @@
 //! local user can bind such a name. So a claim counts only if its socket belongs to the same user or
 //! to root (`SO_PEERCRED`, see unix(7)):
 //! - Root's claims are respected by every user.
-//! - A user's claims are respected by that user alone. If root respected them, every user could delay
-//!   root's commands. Two users that share a store are like two hosts: only the speed of KILL keeps
-//!   their commands apart.
-//! - If the socket of another user is bound to the name, the claim takes the name with a random
-//!   suffix. Every watchdog finds such names in `/proc/self/net/unix`.
-//! - A shared claim always takes a random suffix, of another kind, and only an exclusive claim is in its
-//!   way.
+//! - Only the same user respects a user's claims. If root respected them, every user could delay
+//!   root's commands. Two users that share a store are like two hosts: their commands can overlap
+//!   until KILL has ended the former one.
+//! - If another user's socket has the name, the claim's socket gets a random suffix. Every watchdog
+//!   finds such names in `/proc/self/net/unix`.
+//! - A shared claim always gets a random suffix, of another kind. Only an exclusive claim blocks it.
 //!
-//! The watchdog accepts connections and drops those of other users, so they cannot fill the queue of its
-//! socket for long. A socket with a full queue is not a claim.
+//! The watchdog accepts connections, and closes those of other users. So other users cannot fill the
+//! queue of its socket for long. A socket with a full queue does not count as a claim.
 //!
-//! Without claims, 1 of 25 next commands started before the killed one's grandchildren were gone, and 15 of 25
-//! under load.
+//! Without claims, 1 of 25 commands started before the grandchildren of the killed one were gone; under load,
+//! 15 of 25 did.
 
 use std::os::fd::BorrowedFd;
 
@@ -37,17 +36,17 @@ use socket::{Claim, Obstacle};
 #[cfg(not(target_os = "linux"))]
 use unclaimed::{Claim, Obstacle};
 
-/// What separates the name of a claim from the random suffix of its socket.
+/// The separator between a claim's name and the random suffix of its socket.
 const EXCLUSIVE: char = '-';
-/// What separates the name of a shared claim, which ends with it, from the random suffix.
+/// The end of a shared claim's name, before the random suffix of its socket.
 const SHARED: char = '+';
 
-/// The claims of a watchdog. They are taken one after the other, in the order of their names, so that no
-/// two watchdogs wait for each other.
+/// The claims of a watchdog. It takes them in the order of their names, so that no two watchdogs wait
+/// for each other.
 pub(super) struct Claims {
     names: Vec<String>,
     taken: Vec<Claim>,
-    /// What is in the way of the next one.
+    /// The other process' claim that blocks the next one.
     obstacle: Option<Obstacle>,
 }
 
@@ -62,8 +61,8 @@ impl Claims {
         }
     }
 
-    /// Takes the claims that are missing, up to the first that has a claim of another process in its way.
-    /// Returns whether all are taken.
+    /// Takes the missing claims, up to the first that another process blocks. Returns whether all are
+    /// taken.
     pub(super) fn take(&mut self) -> bool {
         while let Some(name) = self.names.get(self.taken.len()) {
             if self.obstacle.as_ref().is_some_and(|other| !other.is_gone()) {
@@ -88,12 +87,12 @@ impl Claims {
         self.taken.clear();
     }
 
-    /// Returns what becomes readable when other processes connect.
+    /// Returns the sockets that become readable when other processes connect.
     pub(super) fn connections(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.taken.iter().filter_map(Claim::connections)
     }
 
-    /// Accepts one connection for each claim that has one.
+    /// Accepts at most one connection for each claim.
     pub(super) fn accept(&mut self) {
         self.taken.iter_mut().for_each(Claim::accept);
     }
@@ -118,17 +117,17 @@ mod socket {
 
     /// A claim that this process holds until the value is dropped.
     pub(in crate::run) struct Claim {
-        /// `None` where no such socket can be made, so that no process has one.
+        /// `None` on a system that cannot make such a socket; no other process has one there, either.
         socket: Option<UnixListener>,
-        /// The connections of the watchdogs that wait for the end of this claim.
+        /// The connections of watchdogs that wait for the end of this claim.
         waiters: Vec<UnixStream>,
     }
 
     impl Claim {
-        /// Takes the claim, unless a respected claim of another process is in the way.
+        /// Takes the claim, unless a respected claim of another process blocks it.
         ///
-        /// Two processes that try at the same time may both find the other in the way, but never both get the claim.
-        /// Each checks for others after it has bound its own socket.
+        /// Each process binds its own socket first, and checks for others afterwards. So two processes that try at
+        /// the same time may block each other, but never both get the claim.
         pub(in crate::run) fn take(name: &str) -> Result<Self, Obstacle> {
             let (name, is_shared) = match name.strip_suffix(SHARED) {
                 Some(name) => (name, true),
@@ -173,9 +172,9 @@ mod socket {
             self.socket.as_ref().map(AsFd::as_fd)
         }
 
-        /// Accepts one connection, if there is one.
+        /// Accepts a connection, if there is one.
         ///
-        /// Not more than one: a flood of connections must not keep the watchdog from its deadlines.
+        /// It accepts only one: a flood of connections must not keep the watchdog from its deadlines.
         pub(in crate::run) fn accept(&mut self) {
             let accepted = self.socket.as_ref().map(UnixListener::accept);
             self.waiters.retain(is_open);
@@ -187,8 +186,7 @@ mod socket {
         }
     }
 
-    /// A respected claim of another process, as a connection to its socket. The connection is closed
-    /// when that claim ends.
+    /// A connection to another process' respected claim. It is closed when that claim ends.
     pub(in crate::run) struct Obstacle(OwnedFd);
 
     impl Obstacle {
@@ -214,7 +212,7 @@ mod socket {
 
     /// Returns the names of this host's abstract sockets that are `name` and a suffix of one of these kinds.
     fn suffixed(name: &str, kinds: &[char]) -> Vec<String> {
-        // Other users may have bound names that are no UTF-8.
+        // Other users may have bound names that are not UTF-8.
         let sockets = std::fs::read("/proc/self/net/unix").unwrap_or_default();
         let sockets = String::from_utf8_lossy(&sockets);
         // The kernel shows the first byte of an abstract name, a NUL, as `@`.
@@ -234,7 +232,7 @@ mod socket {
     }
 }
 
-/// Elsewhere there are no abstract sockets, and no claims.
+/// Other systems have no abstract sockets, so they have no claims.
 #[cfg(not(target_os = "linux"))]
 mod unclaimed {
     use std::os::fd::BorrowedFd;
@@ -283,7 +281,7 @@ mod tests {
 
     use super::*;
 
-    // A child that another test forks has the socket open until it executes its program.
+    // A child that another test forks keeps the socket open until it executes its program.
     #[test]
     #[serial(fork)]
     fn claim_excludes_others_until_it_is_dropped() {
@@ -331,7 +329,7 @@ mod tests {
         let claim = Claim::take(&second).ok().unwrap();
         let mut claims = Claims::new(vec![second.clone(), first.clone()]);
         assert!(!claims.take() && !claims.are_taken());
-        // While it waits for the second, it has the first.
+        // It holds the first claim while it waits for the second.
         assert!(Claim::take(&first).is_err());
         drop(claim);
         assert!(claims.take() && claims.are_taken());

@@ -1,5 +1,5 @@
-//! What `run` does while the command runs. It passes signals on to the command and deadlines on to the watchdog, and
-//! ends the command if the lock is lost.
+//! What `run` does while the command runs. It forwards signals to the command, and sends deadlines to the watchdog.
+//! If the lock is lost, it ends the command.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use super::terminal::{self, Terminal};
 use super::watchdog::Watchdog;
 use crate::failure::LOST;
 
-/// How often `run` polls whether a group that was killed is gone. Polls are counted, not time, which
-/// would run on while the host is suspended.
+/// The number of polls for the end of a group that was killed. It limits polls, not time, since time
+/// passes while the host is suspended.
 const MAX_POLLS: u32 = 50;
 
-/// A process that notices the end of its time so late did not run before.
+/// If `run` notices a deadline this late, it was stopped before.
 const STOPPED_FOR: Duration = Duration::from_millis(200);
 
 /// How the command ended.
@@ -35,7 +35,7 @@ pub(super) struct Ended {
     pub(super) was_asked_to_end: bool,
     /// The signal of the terminal's key that ended the command.
     pub(super) key: Option<Signal>,
-    /// Whether only the command has received that signal, so that it has to be passed on.
+    /// Whether only the command received that signal, so that `run` has to forward it.
     pub(super) passes_key_on: bool,
 }
 
@@ -46,22 +46,23 @@ pub(super) struct Supervisor<'a> {
     held: &'a HeldLock,
     terminal: Option<Terminal>,
     wants_terminal: bool,
-    /// A stop was passed on to the command, and this process stops with it.
+    /// Whether a stop was forwarded to the command, so that this process stops with it.
     stops_with_command: bool,
-    /// The deadlines that the watchdog was sent last.
+    /// The deadlines that were sent to the watchdog last.
     sent: Deadlines,
-    /// The deadlines of the command since the lock is lost.
+    /// The deadlines of the command after a loss; `None` while the lock is held.
     lost: Option<Deadlines>,
     /// Whether a watchdog has begun to end the command.
     ending: bool,
-    /// Why the renewal after the last one that succeeded has failed.
+    /// Why the renewal failed, if the last one did.
     not_renewed: Option<String>,
     /// The signals that asked for an end.
     end_signals: Vec<Signal>,
 }
 
 impl<'a> Supervisor<'a> {
-    /// Continues the stopped command. Returns `None` if the lock is lost; then the command never runs.
+    /// Continues the command, which was started in the stopped state. Returns `None` if the lock is lost;
+    /// then the command never runs.
     pub(super) fn start(
         command: &'a CommandProcess,
         mut watchdog: Watchdog,
@@ -99,7 +100,7 @@ impl<'a> Supervisor<'a> {
         Some(supervisor)
     }
 
-    /// Waits until the command has ended; if the lock is lost, until its whole group has ended.
+    /// Waits until the command has ended. If the lock is lost, waits until its whole group has ended.
     pub(super) fn wait(mut self) -> Ended {
         loop {
             match self.command.poll() {
@@ -113,7 +114,8 @@ impl<'a> Supervisor<'a> {
                 self.handle(event);
             }
         }
-        // The command has ended by itself, so the whole lease counts, not only the time until TERM.
+        // The command ended by itself. So the lock counts as lost only if the whole lease is over, not
+        // already at the deadline for TERM.
         if self.is_ending() || self.held.guard.remaining().is_zero() {
             self.check_lock();
         }
@@ -126,7 +128,7 @@ impl<'a> Supervisor<'a> {
         if let Some(deadlines) = loss {
             let mut polls = 0;
             while !self.command.is_group_gone() && polls < MAX_POLLS {
-                // A poll that an event has cut short gave the others no time to end.
+                // A poll that an event cut short does not count: the processes had no time to end.
                 let is_quiet = self.held.events.recv_timeout(POLL_INTERVAL).is_err();
                 if SystemClock.now() >= deadlines.kill {
                     self.command.signal(Signal::KILL);
@@ -172,7 +174,7 @@ impl<'a> Supervisor<'a> {
     fn check_lock(&mut self) -> Duration {
         let now = SystemClock.now();
         if let Some(deadlines) = self.lost {
-            // The watchdog does that, unless it is stopped.
+            // The watchdog kills the group, too, unless it is stopped.
             if self.held.plan.ends_on_loss() && now >= deadlines.kill {
                 self.command.signal(Signal::KILL);
             }
@@ -185,7 +187,8 @@ impl<'a> Supervisor<'a> {
                 let next = deadlines.term.min(deadlines.claim).saturating_since(now);
                 return next.max(Duration::from_millis(1));
             }
-            // The command may have ended after the last poll, and before this process was stopped.
+            // The command may have ended between the last poll and the time at which this process was
+            // stopped.
             if self.command.has_ended() {
                 return Duration::ZERO;
             }
@@ -302,8 +305,8 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Handles that the command was stopped: this job stops with it, if another process would continue
-    /// this job.
+    /// Handles a stop of the command. This job stops with it, if another process would continue this
+    /// job.
     fn handle_stop(&mut self, signal: Option<Signal>) {
         let asks = matches!(signal, Some(Signal::TTIN | Signal::TTOU));
         let leads = terminal::own_group() == Some(getpid());
@@ -317,7 +320,7 @@ impl<'a> Supervisor<'a> {
                     return self.command.signal(Signal::CONT);
                 }
                 terminal.take_back();
-                // Returns when the shell continues it.
+                // This returns when the shell continues the job.
                 let _ = kill_current_process_group(Signal::STOP);
                 return self.continue_command();
             }

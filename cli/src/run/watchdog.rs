@@ -1,7 +1,7 @@
-//! The watchdog: a process that ends the command if `run` was killed, or stopped for too long.
+//! The watchdog: a process that ends the command if `run` is killed, or is stopped for too long.
 //!
-//! `run` starts the watchdog before the command. The watchdog takes the claims on the names and writes
-//! `ready` when it holds all of them. Then `run` sends it the command's process group.
+//! `run` starts the watchdog before the command. The watchdog takes the claims on the names, and
+//! writes `ready` when it holds all of them. Then `run` sends the command's process group to it.
 //!
 //! `run` sends deadlines to the watchdog's standard input; each one replaces the one before. When
 //! a deadline passes, the command's group gets TERM, then KILL. If standard input ends without
@@ -38,10 +38,10 @@ const ENDING: &[u8] = b"ending\n";
 const ACTED: u8 = 3;
 /// How often the watchdog polls for the end of another claim, or of a process group.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// How often the watchdog polls whether a group that was killed is gone: some seconds in all. Polls
-/// are counted, not time, which would run on while the host is suspended or starved.
+/// The number of polls for the end of a group that was killed: some seconds in all. It limits
+/// polls, not time, since time passes while the host is suspended or too busy.
 const MAX_POLLS: u32 = 1_500;
-/// At every so many polls the watchdog also finds out whether only zombies are left, which takes
+/// After this number of polls, the watchdog also checks whether only zombies are left, which takes
 /// longer.
 const ZOMBIE_CHECK: u32 = 8;
 
@@ -61,7 +61,7 @@ impl Watchdog {
             .arg0(OWN_NAME)
             .args([WATCHDOG, &group])
             .args(&claims)
-            // It must not keep the caller's files open, nor a file system busy.
+            // The watchdog must not keep the caller's files open, nor its file system busy.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -101,7 +101,7 @@ impl Watchdog {
     fn send(&mut self, line: &str) -> io::Result<()> {
         let stdin = self.child.stdin.as_mut();
         let stdin = stdin.ok_or(io::ErrorKind::BrokenPipe)?;
-        // In one write.
+        // The watchdog relies on one write for each line.
         stdin.write_all(format!("{line}\n").as_bytes())?;
         // The watchdog may have been stopped.
         let _ = kill_process(self.pid(), Signal::CONT);
@@ -143,12 +143,13 @@ impl Watchdog {
 
 /// Runs the watchdog's process.
 pub(super) fn main(group: Option<Pid>, claims: Vec<String>) -> ExitCode {
-    // A signal to all processes of a service is meant for the command; the watchdog ends after it.
+    // A signal to all processes of a service is meant for the command, and the watchdog must end after the
+    // command.
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let _ = signal_hook::flag::register(signal.as_raw(), Arc::clone(&ignored));
     }
-    // `run` learns from the end of this process that there is no watchdog.
+    // The end of this process tells `run` that there is no watchdog.
     let stdin = io::stdin().as_fd().try_clone_to_owned().map(File::from);
     let (Ok(timer), Ok(stdin)) = (Timer::new(), stdin) else {
         return ExitCode::FAILURE;
@@ -162,14 +163,14 @@ pub(super) fn main(group: Option<Pid>, claims: Vec<String>) -> ExitCode {
     };
     loop {
         let now = SystemClock.now();
-        // The claims are kept meanwhile, although they are over at the same time.
+        // `end` keeps the claims until the group is gone, although their own deadline may be over.
         if reader.group.is_some() && now >= reader.deadlines.kill {
             return end(reader.group, claims);
         }
         if now >= reader.deadlines.claim {
             claims.give_up();
         } else if !claims.are_taken() && claims.take() {
-            // A `run` that is dead is found below.
+            // If `run` is dead, the code below notices.
             let _ = io::stdout().write_all(READY);
         }
         if let Some(group) = reader.group
@@ -177,7 +178,7 @@ pub(super) fn main(group: Option<Pid>, claims: Vec<String>) -> ExitCode {
             && !reader.acted
         {
             if !is_group_gone(group, true) {
-                // Before the command can end by the signal.
+                // `run` must read this before the command can end by the signal.
                 let _ = io::stdout().write_all(ENDING);
             }
             reader.acted = true;
@@ -198,7 +199,7 @@ pub(super) fn main(group: Option<Pid>, claims: Vec<String>) -> ExitCode {
         files.extend(claims.connections());
         let waited = timer.wait_until(group_wakes.min(claims_wake), &files);
         if waited.is_err() {
-            // A watchdog that cannot wait must not leave the command without one.
+            // A watchdog that cannot wait ends the command, which must not run without a watchdog.
             return end(reader.group, claims);
         }
         claims.accept();
@@ -210,7 +211,7 @@ pub(super) fn main(group: Option<Pid>, claims: Vec<String>) -> ExitCode {
     }
 }
 
-/// Kills the group, and gives up the claims when the group is gone.
+/// Kills the group, and releases the claims when the group is gone.
 fn end(group: Option<Pid>, mut claims: Claims) -> ExitCode {
     if let Some(group) = group {
         signal_group(group, Signal::KILL);
@@ -239,7 +240,7 @@ enum Input {
 struct CommandReader {
     deadlines: Deadlines,
     group: Option<Pid>,
-    /// Whether the command was sent TERM: a deadline that arrives later must not count.
+    /// Whether TERM was sent to the command. Deadlines that arrive later are ignored.
     acted: bool,
     /// Standard input.
     lines: BufReader<File>,

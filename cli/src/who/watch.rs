@@ -1,7 +1,7 @@
-//! `lockkeeper who --watch`: the list, until Ctrl-C.
+//! `lockkeeper who --watch`: shows the list until Ctrl-C.
 //!
-//! At a terminal the list is redrawn in place. Elsewhere it is printed whenever it has changed, so that
-//! a log or a program gets each change once.
+//! At a terminal the list is redrawn in place. Elsewhere it is printed after each change, so a log or a
+//! program gets each change once.
 
 use std::time::SystemTime;
 
@@ -16,12 +16,12 @@ use crate::settings;
 const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
-/// Lines that are too long for the terminal are cut, and do not take a second row.
+/// Makes the terminal cut lines that are too long, so that they take one row.
 const WRAP_OFF: &str = "\x1b[?7l";
 const WRAP_ON: &str = "\x1b[?7h";
 
-/// Shows the list again and again, and returns when no reader is left. By its default action, the
-/// signal of Ctrl-C ends this process.
+/// Shows the list repeatedly, and returns when the reader of standard output is gone. Ctrl-C ends
+/// this process by the signal's default action.
 pub(super) fn watch(query: &Query<'_>) -> Result<u8, Failure> {
     let mut keeper = None;
     let mut view = match rows() {
@@ -31,7 +31,7 @@ pub(super) fn watch(query: &Query<'_>) -> Result<u8, Failure> {
     loop {
         let answer = ask(query, &mut keeper);
         if answer.is_err() {
-            // Opened anew, it needs no knowledge of what the outage has broken.
+            // A new keeper does not depend on what the outage broke.
             keeper = None;
         }
         let has_reader = match answer {
@@ -61,13 +61,13 @@ enum View {
 #[derive(PartialEq)]
 enum Shown {
     Nothing,
-    /// The names without the time that is left, which changes always.
+    /// The holders, without the remaining time, which always changes.
     Held(Vec<Entry>),
     Outage,
 }
 
 impl View {
-    /// Shows what the store replied, and returns whether a reader is left.
+    /// Shows what the store replied. Returns false if the reader is gone.
     fn show(
         &mut self,
         query: &Query<'_>,
@@ -77,7 +77,7 @@ impl View {
             Self::Screen { is_drawn } => {
                 let start = match std::mem::replace(is_drawn, true) {
                     true => String::new(),
-                    // What the screen shows moves up, where the user finds it again.
+                    // The screen's content scrolls up, so the user can scroll back to it.
                     false => "\n".repeat(rows().unwrap_or_default()),
                 };
                 output::print_to_reader(&(start + &frame(query, answer)))
@@ -115,7 +115,7 @@ fn time() -> impl std::fmt::Display {
     humantime::format_rfc3339_seconds(SystemTime::now())
 }
 
-/// Prints a change: a block of the time and the table, a line of JSON, or an outage on standard error.
+/// Prints a change: the time and the table, or a line of JSON, or an outage on standard error.
 fn print_change(query: &Query<'_>, answer: &Result<Listing, Failure>) -> Result<bool, Failure> {
     let listing = match answer {
         Ok(listing) => listing,
@@ -132,7 +132,7 @@ fn print_change(query: &Query<'_>, answer: &Result<Listing, Failure>) -> Result<
     output::print_to_reader(&format!("{}\n{text}\n\n", time()))
 }
 
-/// Returns what redraws the terminal, in one text so that it does not flicker.
+/// Returns the text that redraws the terminal. It is written at once, so that the terminal does not flicker.
 fn frame(query: &Query<'_>, answer: &Result<Listing, Failure>) -> String {
     let every = humantime::format_duration(query.args.interval);
     let text = match answer {
@@ -143,7 +143,7 @@ fn frame(query: &Query<'_>, answer: &Result<Listing, Failure>) -> String {
         "Every {every}, last at {}. Ctrl-C ends it.\n\n{text}",
         time()
     );
-    // The cursor takes the last line.
+    // The cursor needs the last line.
     let room = rows().unwrap_or_default().saturating_sub(1);
     let mut frame = format!("{WRAP_OFF}{HOME}");
     for line in cut(&text, room) {
@@ -152,7 +152,7 @@ fn frame(query: &Query<'_>, answer: &Result<Listing, Failure>) -> String {
     frame + CLEAR_BELOW + WRAP_ON
 }
 
-/// Returns the lines of a text; if they are more than `room`, the last one says so.
+/// Returns the lines of a text, at most `room`. If lines are missing, the last one says how many.
 fn cut(text: &str, room: usize) -> Vec<String> {
     let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
     if lines.len() > room {
@@ -171,12 +171,12 @@ fn rows() -> Option<usize> {
     let stdout = std::io::stdout();
     let size = rustix::termios::tcgetwinsize(&stdout).ok()?;
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-    // 0 means that the terminal has not said.
+    // 0 means that the terminal does not know its size.
     let rows = if size.ws_row == 0 { 24 } else { size.ws_row };
     (!is_dumb).then_some(rows.into())
 }
 
-/// Elsewhere a terminal may not know the escape sequences.
+/// On other systems a terminal may not know the escape sequences.
 #[cfg(not(unix))]
 fn rows() -> Option<usize> {
     None

@@ -55,7 +55,7 @@ pub(crate) fn role() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// Has a process of another user do `verb` with a claim.
+/// Starts a process of another user that does `verb` with a claim.
 fn as_other_user(verb: &str, claim: &str) -> Running {
     if !geteuid().is_root() {
         skip("only root can act as another user");
