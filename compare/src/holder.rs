@@ -1,6 +1,6 @@
 //! The holder of the scenarios `crash` and `limit`: a process that is killed while it holds a lock or permits.
 //!
-//! The process is killed by its handle, and ends by itself when its standard input does. On `memory:`,
+//! The process is killed by its handle, and ends by itself when its standard input ends. On `memory:`,
 //! which no other process can see, the holder is a thread that panics.
 
 use std::ffi::OsString;
@@ -30,7 +30,7 @@ const WAIT: Duration = Duration::from_secs(30);
 
 /// A holder of a lock.
 pub(crate) enum Holder {
-    /// A process of its own.
+    /// Another process.
     Process(HolderProcess),
     /// A thread of this program, for stores that only one process can see. It holds the lock until
     /// `alive` is dropped.
@@ -47,8 +47,8 @@ pub(crate) struct HolderCommand {
     pub(crate) args: Vec<OsString>,
 }
 
-/// What a holder's process has to do. It goes through standard input, since a URL may have a
-/// password in it.
+/// What the holder's process has to do. It is sent through standard input, since a URL may contain
+/// a password.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Order {
     pub(crate) store: StoreSettings,
@@ -61,14 +61,14 @@ pub(crate) struct Order {
 pub(crate) struct Hold {
     name: String,
     ttl: Duration,
-    /// How many leases.
+    /// The number of leases.
     count: u32,
-    /// The limit, if they are permits.
+    /// The limit of the semaphore, if the leases are permits.
     limit: Option<u32>,
 }
 
 impl Hold {
-    /// The exclusive lock.
+    /// Makes a hold of an exclusive lock.
     pub(crate) fn lock(name: String, ttl: Duration) -> Self {
         Self {
             name,
@@ -78,7 +78,7 @@ impl Hold {
         }
     }
 
-    /// So many permits of `limit`.
+    /// Makes a hold of `count` permits of `limit`.
     pub(crate) fn permits(name: String, ttl: Duration, count: u32, limit: u32) -> Self {
         let limit = Some(limit);
         Self {
@@ -88,7 +88,7 @@ impl Hold {
         }
     }
 
-    /// Acquires all, each by the next lock; `None` if one was busy until the end of the wait.
+    /// Acquires each lease by another one of `locks`. `None` if one was busy until the end of the wait.
     fn acquire<'a>(
         &self,
         locks: impl IntoIterator<Item = &'a dyn Lock>,
@@ -108,7 +108,7 @@ impl Hold {
 }
 
 impl Holder {
-    /// Starts a process that acquires what `order` says, and returns when it has it.
+    /// Starts a process that acquires what `order` says, and returns after the grant.
     pub(crate) fn process(
         command: &HolderCommand,
         order: &Order,
@@ -130,7 +130,7 @@ impl Holder {
         Err(Error::failed(why))
     }
 
-    /// Starts a thread that acquires it with `strategy`, and returns when it has it.
+    /// Starts a thread that acquires `hold` with `strategy`, and returns after the grant.
     pub(crate) fn thread(strategy: Box<dyn Transactor>, hold: Hold) -> Result<Self, Error> {
         let (ready, is_ready) = bounded(1);
         let (alive, killed) = bounded::<()>(0);
@@ -142,7 +142,7 @@ impl Holder {
                 // Ends when the sender is dropped.
                 let _ = killed.recv();
             }
-            // A panic without its message, which drops what is held on the way.
+            // Panics without a message. Unwinding drops what is held.
             resume_unwind(Box::new("the holder dies"));
         });
         match is_ready.recv() {
@@ -153,7 +153,7 @@ impl Holder {
         }
     }
 
-    /// Kills the holder, and returns when it is gone. It does not release what it holds.
+    /// Kills the holder, and returns when it has ended. The holder releases nothing.
     pub(crate) fn kill(self) -> Result<(), Error> {
         match self {
             Self::Process(mut process) => process.kill().map_err(|error| {
@@ -171,7 +171,7 @@ impl Holder {
     }
 }
 
-/// A holder's process. It ends when its standard input does, so it does not outlive its parent.
+/// A holder's process. It ends when its standard input ends, so it does not outlive its parent.
 pub(crate) struct HolderProcess(Child);
 
 impl HolderProcess {
@@ -182,7 +182,7 @@ impl HolderProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // The terminal's Ctrl-C is for the parent, which then ends the holder.
+        // Ctrl-C at the terminal reaches only the parent, which then ends the holder.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         Ok(Self(command.spawn()?))
@@ -205,7 +205,7 @@ impl HolderProcess {
         let _ = self.0.kill();
         let mut text = String::new();
         if let Some(stderr) = self.0.stderr.as_mut() {
-            // What was read before an error is all there is.
+            // After an error, the text that was read so far is used.
             let _ = stderr.read_to_string(&mut text);
         }
         text.trim().to_owned()
@@ -226,11 +226,11 @@ impl Drop for HolderProcess {
 
 /// Acquires a lock and holds it until this process is killed.
 ///
-/// [`Comparison::holder`](crate::Comparison::holder) names the program that calls this. What to do
-/// comes through standard input; the process ends by itself when standard input ends.
+/// [`Comparison::holder`](crate::Comparison::holder) names the program that calls this. The process
+/// reads an order from standard input, and ends by itself when standard input ends.
 ///
 /// # Errors
-/// If standard input has no order, or if the lock cannot be acquired.
+/// Standard input has no order, or the lock cannot be acquired.
 pub fn main() -> Result<(), Error> {
     let invalid = |error: &dyn fmt::Display| {
         Error::invalid(format!(
@@ -244,7 +244,7 @@ pub fn main() -> Result<(), Error> {
     let order: Order = serde_json::from_str(&line).map_err(|error| invalid(&error))?;
     let handle = StoreHandle::open(order.store)?;
     let cancel = Cancellation::new(&CancelToken::new());
-    // One for each lease, since a thread that asks a recipe again may get the same lease.
+    // Each lease has its own lock object: some recipes give a thread that asks again the same lease.
     let locks = (0..order.hold.count).map(|_| order.strategy.open_lock(&handle, 1, &cancel));
     let locks = locks.collect::<Result<Vec<_>, _>>()?;
     let held = order.hold.acquire(locks.iter().map(AsRef::as_ref))?;
@@ -255,7 +255,7 @@ pub fn main() -> Result<(), Error> {
     }
     let mut stdout = io::stdout().lock();
     let printed = writeln!(stdout, "{HELD}").and_then(|()| stdout.flush());
-    // Ends when the parent is gone, should it not come to kill this process.
+    // Ends when the parent has ended without killing this process.
     let ended = printed.and_then(|()| stdin.read_line(&mut line));
     ended.map_err(|error| invalid(&error))?;
     Ok(())

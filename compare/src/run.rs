@@ -18,15 +18,16 @@ use crate::store::spec::StoreSpec;
 use crate::strategy::Strategy;
 use crate::verdict::{Verdict, expected};
 
-/// How often a control that happens to go right is run again. With many threads it never is.
+/// How often a control that must go wrong is run again if it happens to go right. With many threads, once is
+/// enough.
 const MAX_RETRIES: u32 = 20;
 
 impl Comparison {
-    /// Runs the comparison. A run that ends early still has a report, of what was measured until
-    /// then; [`Report::ended_by`] says why it ended.
+    /// Runs the comparison. A run that ends early still has a report of the rows so far.
+    /// [`Report::ended_by`] says why it ended.
     ///
     /// # Errors
-    /// If the settings are not valid, if there is nothing to run, or if a store cannot be opened.
+    /// The settings are not valid, there is nothing to run, or a store cannot be opened.
     pub fn run(&self) -> Result<Report, Error> {
         let mut comparison = self.clone();
         comparison.scenarios = chosen(Scenario::ALL, &self.scenarios);
@@ -42,7 +43,7 @@ impl Comparison {
     }
 }
 
-/// Returns the wanted ones once and in the order of `all`; none at all means all of them.
+/// Returns the items of `all` that are in `wanted`, each once. If `wanted` is empty, returns all.
 fn chosen<T: Copy + PartialEq, const N: usize>(all: [T; N], wanted: &[T]) -> Vec<T> {
     let is_chosen = |one: &T| wanted.is_empty() || wanted.contains(one);
     all.into_iter().filter(is_chosen).collect()
@@ -54,7 +55,7 @@ fn lacks(scenario: Scenario, store: &Store) -> Option<Capability> {
     scenario.needs().filter(|needed| !capabilities.has(*needed))
 }
 
-/// What is to be run, on stores that could be opened. The fields are dropped in this order.
+/// The rows to run, and the stores, which are open. The fields are dropped in this order.
 struct Plan<'a> {
     comparison: &'a Comparison,
     cancel: Cancellation,
@@ -64,7 +65,7 @@ struct Plan<'a> {
     folder: TempDir,
 }
 
-/// One row to come.
+/// A row that is to be run.
 #[derive(Clone, Copy)]
 struct PlannedRow<'a> {
     scenario: Scenario,
@@ -74,7 +75,7 @@ struct PlannedRow<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Starts the servers and opens the stores, all of them before anything is run.
+    /// Starts all servers and opens all stores, before the first row runs.
     fn new(comparison: &'a Comparison) -> Result<Self, Error> {
         let cancel = Cancellation::new(&comparison.cancel);
         #[cfg(unix)]
@@ -123,7 +124,7 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// Returns the rows to come, in their order.
+    /// Returns the rows to run, in their order.
     fn rows(&self) -> Vec<PlannedRow<'_>> {
         let mut rows = Vec::new();
         for &scenario in &self.comparison.scenarios {
@@ -148,7 +149,7 @@ impl<'a> Plan<'a> {
         rows
     }
 
-    /// Returns why the scenario cannot be run on this store, with what to do about it; `None` if it can.
+    /// Returns why the scenario cannot be run on this store, and what to do; `None` if it can.
     fn not_started(&self, scenario: Scenario, store: &Store) -> Option<String> {
         let label = &store.label;
         let lacks_holder = store.is_cross_process() && self.comparison.holder.is_none();
@@ -172,7 +173,7 @@ impl<'a> Plan<'a> {
         left_out.collect()
     }
 
-    /// Returns what could not be started, with what to do about it.
+    /// Returns the rows and servers that could not be started, each with what to do.
     fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         #[cfg(unix)]
@@ -204,7 +205,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Runs all rows, and adds each that came to its end.
+    /// Runs all rows. Adds each row that ends to `rows`.
     fn run(&self, rows: &mut Vec<Row>) -> Result<(), Error> {
         let planned = self.rows();
         self.comparison.notify(Event::Planned(planned.len()));
@@ -217,7 +218,7 @@ impl<'a> Plan<'a> {
                 strategy,
             });
             let runs = self.repeat(row, rows.len()).map_err(|error| {
-                // What fails while the comparison is being cancelled fails because of that.
+                // After a cancel, a failure counts as the cancel.
                 let interrupted = self.cancel.check().err();
                 let what = format!("{scenario} on {store} with {strategy}");
                 interrupted.unwrap_or(error).about(&what)
@@ -273,7 +274,7 @@ impl<'a> Plan<'a> {
             servers.wait_for_members(cancel)?;
         }
         let meter = Meter::new(store.counters(strategy.commands())?, cancel)?;
-        // A majority has to survive that.
+        // The majority that still runs has to suffice.
         #[cfg(unix)]
         let _killed = servers
             .filter(|_| row.scenario == Scenario::Crash)
@@ -291,8 +292,8 @@ impl<'a> Plan<'a> {
         result
     }
 
-    /// Returns the prefix of the locks' names. On a store that others use, too, no other program has
-    /// the same, since the folder's name is unique.
+    /// Returns the prefix of the locks' names. The folder's name is unique, so other programs on the
+    /// same store have other prefixes.
     fn run_name(&self) -> String {
         let run = self.folder.path().file_name().unwrap_or_default();
         run.display().to_string()

@@ -20,13 +20,13 @@ use crate::stopwatch::Stopwatch;
 use crate::strategy::lock::{Held, LockRequest};
 use crate::threads::joined;
 
-/// The ttl of the slow program's lease, if the store can have it so short.
+/// The ttl of the slow program's lease. A store with a longer shortest ttl uses that.
 const SHORT_TTL: Duration = Duration::from_millis(300);
 /// How many leases the work takes.
 const WORK_TTLS: u32 = 3;
 /// The ttl of the next program's lease, which must not expire, and its wait.
 const LONG: Duration = LONGEST_TTL;
-/// The fault of a lock whose tokens refuse no late write, or that has none.
+/// The fault of a lock without tokens, or whose tokens refuse no late write.
 pub(crate) const LATE_WRITE: &str = "not renewed: the late write was let through";
 
 pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
@@ -82,7 +82,8 @@ impl Both<'_> {
         }
     }
 
-    /// Runs events in a fixed order: the slow program works until the next one has written.
+    /// Runs the part without renewal. The order is fixed: the slow program works until the next one has
+    /// written.
     fn without_renewal(&self, short: Duration, run: &mut RunResult) -> Result<(), Error> {
         const BEFORE: i64 = 0;
         const BY_SLOW: i64 = 1;
@@ -159,7 +160,7 @@ impl Both<'_> {
                 held.release()?;
                 Ok(beside)
             });
-            // The work ends early if the other program came in: there is nothing more to see.
+            // The work ends early if the other program came in, since that decides the result.
             self.context.cancel.wait(came_in, ttl * WORK_TTLS)?;
             if !is_lost() {
                 // If this is refused, the other program came in, and the count shows it.

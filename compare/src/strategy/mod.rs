@@ -121,7 +121,7 @@ impl Strategy {
                 Some("needs MySQL, MariaDB or PostgreSQL: give its --url, or --servers")
             }
             Self::NamedLock | Self::PolledLocks => None,
-            // The pool must run dry every time.
+            // The pool must be exhausted every time.
             Self::NamedLockSharedPool => (threads < 2 * APPLICATION.end())
                 .then_some("needs twice as many --threads as its pool has connections: 20"),
             Self::RowLock => (!matches!(client, ClientConfig::Postgres(_)))
@@ -131,8 +131,8 @@ impl Strategy {
         }
     }
 
-    /// Returns the commands that the strategy sends to Redis. What scripts run inside the server is
-    /// counted under other names.
+    /// Returns the commands that the strategy sends to Redis. Commands that its scripts run inside
+    /// the server are not among them.
     pub(crate) fn commands(self) -> &'static [&'static str] {
         match self {
             Self::None
@@ -194,7 +194,7 @@ impl Strategy {
         })
     }
 
-    /// Opens the lock alone, if the strategy is one.
+    /// Opens only the lock of the strategy; an error if it has none.
     pub(crate) fn open_lock(
         self,
         handle: &StoreHandle,
