@@ -213,7 +213,7 @@ impl Peer {
         }
     }
 
-    /// Has threads of the keeper acquire and renew names of all parts of the store at the same time.
+    /// Acquires and renews names of all parts of the store at the same time, on threads of the keeper.
     fn use_all_parts(&self, keeper: &LockKeeper) -> Result<(), Error> {
         let ttl = Duration::from_secs(3).max(self.provider.capabilities().min_ttl());
         let options = AcquireOptions::new().lease(LeasePolicy::Renewed { ttl });

@@ -1,5 +1,5 @@
 //! The history of a name: a file to which every holder appends a line when its hold begins, and another
-//! before it ends. The file has the holds of all threads and processes in one order.
+//! before it ends. The file orders the holds of all threads and processes.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::temp_file::TempFile;
 /// How long a holder works, so that holds overlap where the mode permits it.
 const WORK: Duration = Duration::from_millis(1);
 
-/// How long a holder waits for all others before it, on a busy machine.
+/// How long a thread may wait for all earlier holders, on a busy machine.
 const WAIT: Duration = Duration::from_secs(300);
 
 const TIMED_OUT: &str = "busy until the end of the wait";
@@ -33,8 +33,8 @@ struct Hold {
     pid: u32,
 }
 
-/// Has each of `threads` threads per keeper hold `name` `rounds` times, with the modes in turn, and
-/// appends the holds to the history at `path`.
+/// Holds `name` on `threads` threads of each keeper, `rounds` times on each thread, with the modes
+/// in turn. Appends the holds to the history at `path`.
 pub(crate) fn hold_by_threads(
     keepers: &[LockKeeper],
     name: &str,
@@ -89,7 +89,7 @@ fn hold(keeper: &LockKeeper, name: &str, mode: Mode, path: &Path) -> Result<(), 
 fn append(file: &mut File, event: &str, hold: Hold) -> Result<(), String> {
     let mode = mode_text::text(hold.mode);
     let line = format!("{event} {mode} {} {} {}\n", hold.slot, hold.token, hold.pid);
-    // One write appends the whole line after those of all other processes.
+    // A single write appends the whole line, also beside other processes that write.
     file.write_all(line.as_bytes())
         .map_err(|error| error.to_string())
 }
@@ -112,8 +112,9 @@ impl History {
         self.text().lines().count()
     }
 
-    /// Asserts that the history has `holds` holds, that no two overlapped that exclude each other, and that
-    /// the tokens grew. The holds of a killed process do not count: it did not record their ends.
+    /// Asserts that the history has `holds` holds, that holds which exclude each other did not overlap, and
+    /// that the tokens grew. The holds of the process `killed` are ignored, since it did not record their
+    /// ends.
     pub(crate) fn check(&self, holds: usize, killed: Option<u32>) {
         let text = self.text();
         let (mut present, mut past): (Vec<Hold>, Vec<Hold>) = (Vec::new(), Vec::new());
@@ -166,7 +167,7 @@ impl Hold {
         }
     }
 
-    /// Returns whether the tokens of two holds have the right order. Holds that may overlap have none.
+    /// Returns whether the tokens of two holds have the right order. Holds that may overlap have no order.
     fn may_follow(&self, before: &Hold) -> bool {
         let have_order = match (before.mode, self.mode) {
             (Mode::Shared, Mode::Shared) => false,

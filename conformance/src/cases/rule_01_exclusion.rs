@@ -44,7 +44,7 @@ fn crowds(rig: &Rig<'_>) -> Vec<&'static Crowd> {
     CROWDS.iter().filter(has_modes).collect()
 }
 
-/// Has all crowds hold their names at the same time, by threads of each keeper, and checks the histories.
+/// Holds the names of all crowds at the same time, on threads of each keeper, and checks the histories.
 fn hold_by_keepers(rig: &Rig<'_>, keepers: &[LockKeeper]) -> Outcome {
     const THREADS: usize = 20;
     const ROUNDS: usize = 3;

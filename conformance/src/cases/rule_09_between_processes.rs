@@ -13,18 +13,18 @@ use crate::rig::{Outcome, Rig, take};
 
 /// How often the name goes from one keeper to the other.
 const CHANGES: usize = 50;
-/// The limit for all changes. Polling at the allowed bound of 1 s, with jitter, takes at least twice
-/// as long as this.
+/// The limit for all changes. A store that polls once a second, as the contract allows after a lost
+/// notification, takes at least twice as long.
 const LIMIT: Duration = Duration::from_secs(25);
 /// How many uncontended locks a change may cost on a machine that is too busy for the limit.
 const LOCKS_A_CHANGE: u32 = 10;
-/// How often a thread may be late in a change.
+/// How often the machine may delay a thread in one change.
 const THREADS_A_CHANGE: u32 = 20;
 
-/// The time that the changes take, and that of uncontended locks in between.
+/// Compares the time of the changes with a limit, and with the time of uncontended locks in between.
 struct Pace {
     keeper: LockKeeper,
-    /// The limit for all changes. A case that is to end soon has no time for so many.
+    /// The limit for all changes. It is shorter in a suite with a shorter time-out.
     limit: Duration,
     began: Instant,
     locks: u32,
@@ -44,7 +44,7 @@ impl Pace {
         }
     }
 
-    /// Checks that the waiters are notified: all changes so far took less than the limit allows for all.
+    /// Checks that the waiters are notified: the changes so far took less than the limit for all changes.
     fn check(&mut self, changes: usize) {
         if changes.is_multiple_of(5) {
             let began = Instant::now();
@@ -69,7 +69,7 @@ pub(super) fn release_wakes_the_other_keeper(rig: &Rig<'_>) -> Outcome {
     rig.each_pair(|pair| pass_between_keepers(rig, pair))
 }
 
-/// Has two keepers take a name in turn, each in its mode, where one waits when the other one releases.
+/// Two keepers acquire a name in turn, each in its mode. While one holds it, the other waits.
 fn pass_between_keepers(rig: &Rig<'_>, pair: Pair) -> Outcome {
     let (name, modes) = (&pair.name(), [pair.held, pair.rival]);
     let keepers = [rig.recorded_keeper(), rig.recorded_keeper()];
@@ -132,15 +132,15 @@ pub(super) fn woken_waiter_is_served_before_the_releaser(rig: &Rig<'_>) -> Outco
     rig.each_pair(|pair| pass_woken_waiter(rig, pair))
 }
 
-/// Has a keeper release a name that it holds in the first mode, and for which a waiter waits in the second.
+/// A keeper releases a name that it holds in the first mode, while a waiter waits for the second mode.
 fn pass_woken_waiter(rig: &Rig<'_>, pair: Pair) -> Outcome {
     const IN_A_ROW: u32 = 8;
     const AT_MOST: u32 = 8;
     let (name, mode, rival) = (&pair.name(), pair.held, pair.rival);
     let (holder, (waiter, recorder)) = (rig.keeper(), rig.recorded_keeper());
     // A provider calls `contended` before it queues in the store, and the case cannot see when it
-    // has queued. So the case pauses, for longer after each overtaking. No pause helps a store that
-    // lets the releaser overtake.
+    // has queued. So the case pauses, and for longer whenever the waiter was overtaken. If the
+    // store lets the releaser overtake, no pause is long enough.
     let mut pause = Duration::from_millis(5);
     let (mut served, mut overtaken) = (0, 0);
     while served < IN_A_ROW {
@@ -220,7 +220,7 @@ pub(super) fn killed_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
     rig.each_pair(|pair| pass_killed_waiter(rig, pair))
 }
 
-/// Kills a process that waits for a name in the second mode, which is held in the first.
+/// Kills a process that waits for a name in the second mode while it is held in the first.
 fn pass_killed_waiter(rig: &Rig<'_>, pair: Pair) -> Outcome {
     let (name, held, rival) = (&pair.name(), pair.held, pair.rival);
     let mut process = rig.process(rig.renewed(60_000))?;
@@ -243,7 +243,7 @@ pub(super) fn stopped_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
     rig.each_pair(|pair| pass_stopped_waiter(rig, pair))
 }
 
-/// Stops a process that waits for a name in the second mode, which is held in the first.
+/// Stops a process that waits for a name in the second mode while it is held in the first.
 ///
 /// A store may wake the stopped waiter or grant it the name. The other waiters get the name even so, and
 /// the stopped waiter gets it after it resumes.
