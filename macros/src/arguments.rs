@@ -7,7 +7,7 @@ use syn::{Error, Expr, Ident, LitStr, Result, Token};
 
 use crate::time::Time;
 
-/// The names of locks have at most so many bytes.
+/// The length of the longest name, in bytes.
 const MAX_NAME_BYTES: usize = 512;
 
 const KNOWN: &str =

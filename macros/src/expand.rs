@@ -37,7 +37,8 @@ pub(crate) fn expand(arguments: &Arguments, mut function: ItemFn) -> Result<Toke
         block,
     } = function;
     let output = output(&sig.output);
-    // With the body's own braces, the compiler would warn of a body of one expression.
+    // The statements are used without the body's braces. With them, the compiler would warn of a body with a
+    // single expression.
     let body = block.stmts;
     let is_inner = |attr: &Attribute| matches!(attr.style, AttrStyle::Inner(_));
     let (inner, outer): (Vec<_>, Vec<_>) = attrs.into_iter().partition(is_inner);
@@ -47,13 +48,14 @@ pub(crate) fn expand(arguments: &Arguments, mut function: ItemFn) -> Result<Toke
             // The keeper may be a reference already.
             #[allow(clippy::needless_borrow)]
             let __lockkeeper_guard = #acquired;
-            // What the body's last expression borrows ends with this statement, before the lock does.
+            // Temporaries of the body's last expression are dropped at the end of this statement, before the
+            // lock is released.
             let __lockkeeper_result #output = {
                 #moved
                 #seen
                 #(#body)*
             };
-            // The body may never come to its end.
+            // The body may never reach its end.
             #[allow(unreachable_code, clippy::needless_return)]
             return __lockkeeper_result;
         }
@@ -132,7 +134,8 @@ fn acquire(arguments: &Arguments, function: &ItemFn) -> TokenStream {
             &::lockkeeper::AcquireOptions::new() #mode #wait #ttl,
         )
     };
-    // A function without a `Result`, or with an error that a lock's does not become, is reported there.
+    // With this span, the compiler reports a return type that is no `Result`, or whose error has no
+    // `From<Error>`, at that type.
     quote_spanned!(function.sig.output.span() => #guard?)
 }
 
@@ -150,7 +153,7 @@ fn move_in(function: &mut ItemFn) -> TokenStream {
             let name: &Ident = &pattern.ident;
             let mutability = pattern.mutability.take();
             let conditions = input.attrs.iter().filter(|it| it.path().is_ident("cfg"));
-            // An argument may be there for the lock's name alone.
+            // The lock's name may be the only use of an argument.
             moved.extend(quote! {
                 #(#conditions)*
                 #[allow(unused_variables)]

@@ -1,11 +1,11 @@
-//! Times as they are written in the attribute.
+//! Times in the arguments of the attribute.
 
 use proc_macro2::TokenStream;
 use quote::quote_spanned;
 use syn::spanned::Spanned;
 use syn::{Error, Expr, ExprLit, Lit, Result};
 
-/// What an argument says about a time.
+/// The value of an argument that is a time.
 pub(crate) enum Time {
     Forever,
     /// An expression of the type `Duration`.
@@ -15,7 +15,7 @@ pub(crate) enum Time {
 impl Time {
     /// Reads a text such as `"500ms"`, or takes any other expression as it is.
     pub(crate) fn of(expr: &Expr) -> Result<Self> {
-        // A literal that a macro by example was given.
+        // A literal that came through a `macro_rules` macro.
         if let Expr::Group(group) = expr {
             return Self::of(&group.expr);
         }

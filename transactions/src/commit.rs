@@ -7,11 +7,11 @@ use lockkeeper_core::{CommitProof, Error, ErrorKind, LockGuard, LockGuards};
 use crate::connection::{OpenTransaction, Transactional};
 use crate::error::CommitError;
 
-/// Asks nothing of a transaction that cannot be asked for the lock. Each database has numbers of 64 bits, and no
-/// object of another user has a part in a constant.
+/// The last statement of a transaction on a database that cannot prove the lock. It only returns a constant of
+/// 64 bits, which every database has, and which no user's object can replace.
 ///
-/// It fails in a transaction of PostgreSQL in which a statement has failed. `COMMIT` would roll that back, and report
-/// no error.
+/// On PostgreSQL it fails if an earlier statement of the transaction failed. `COMMIT` would then roll back without
+/// an error.
 const NO_PROOF: &str = "SELECT 4294967296 AS held";
 
 /// Commits under a guard, or under the guards of several names.
@@ -21,19 +21,20 @@ pub trait CommitIn {
 
     /// Runs `work` in a transaction of the caller's connection, and commits it if every guard still holds its lock.
     ///
-    /// The transaction is begun as a writer: `BEGIN IMMEDIATE` on SQLite. The proofs of the locks are the last steps of
-    /// the transaction. If the locks are on the database's own server, a statement in the transaction proves each of
-    /// them; otherwise [`LockGuard::renew`] does. If `work` panics, the transaction is rolled back, and the panic goes on.
+    /// On SQLite the transaction begins with `BEGIN IMMEDIATE`. The proofs of the locks are its last steps. If a
+    /// lock is on the database's own server, a statement in the transaction proves it; otherwise
+    /// [`LockGuard::renew`] does. If `work` panics, the transaction is rolled back, and the panic continues.
     ///
-    /// Return every error of the database from `work`. Do not commit or roll back in it, also not by a statement that
-    /// commits implicitly, such as `CREATE TABLE` on MySQL. On SQLite the locks must be in another file than the data.
-    /// If the work ends the transaction nevertheless, and then fails, that is [`CommitError::Unknown`]. So it is where
-    /// SQLite ends it, as `INSERT OR ROLLBACK` does.
+    /// Return every error of the database from `work`. Do not commit or roll back in `work`, and run no statement
+    /// that commits implicitly, such as `CREATE TABLE` on MySQL. On SQLite the locks must be in another file than
+    /// the data. If the work ends the transaction and then fails, the result is [`CommitError::Unknown`]. The
+    /// result is the same if SQLite ends the transaction, as `INSERT OR ROLLBACK` does.
     ///
     /// # Errors
-    /// [`CommitError`] says why the transaction was rolled back, or that the database did not reply to the commit. A
-    /// guard that is lost already is [`CommitError::Lock`], and `work` does not run. A connection on which a transaction is
-    /// open already is [`CommitError::Database`], and `work` does not run; nothing of that transaction is committed.
+    /// [`CommitError`] says why the transaction was rolled back, or that the database did not reply to the commit.
+    /// If a guard is lost already, the error is [`CommitError::Lock`]. If the connection has an open transaction,
+    /// the error is [`CommitError::Database`], and nothing of that transaction is committed. In both cases `work`
+    /// does not run.
     fn commit_in<Kind, C: Transactional<Kind>, T, E>(
         &self,
         connection: &mut C,
@@ -47,7 +48,7 @@ pub trait CommitIn {
             for guard in guards {
                 prove(guard, transaction)?;
             }
-            // The proof of one lock takes time, in which another one may be lost.
+            // While one lock is proved, another one may be lost.
             let held = guards.iter().try_for_each(LockGuard::ensure_held);
             held.map_err(CommitError::Lock)?;
             Ok(value)
@@ -67,7 +68,7 @@ impl CommitIn for LockGuards {
     }
 }
 
-/// Proves the lock of one guard, as a last step of the transaction.
+/// Proves the lock of one guard, as one of the transaction's last steps.
 fn prove<Kind, X: OpenTransaction<Kind>, E>(
     guard: &LockGuard,
     transaction: &mut X,
@@ -77,13 +78,13 @@ fn prove<Kind, X: OpenTransaction<Kind>, E>(
     let held = transaction.query(sql).map_err(CommitError::Database)?;
     let proved = match proof {
         Some(proof) if held == 1 => proof.check(held),
-        // The lock is lost, or is on another server than the transaction. Its store knows.
+        // The lock is lost, or is on another server than the transaction. Only its store can tell which.
         _ => guard.renew(),
     };
     proved.map_err(CommitError::Lock)
 }
 
-/// Returns the proof that the database of the transaction understands.
+/// Returns the guard's proof if the database of the transaction understands it.
 fn proof_for<Kind, X: OpenTransaction<Kind>>(
     guard: &LockGuard,
 ) -> Result<Option<CommitProof<'_>>, Error> {

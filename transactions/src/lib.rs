@@ -1,8 +1,8 @@
-//! Transactions of the application's own, under a lock.
+//! Transactions of the application under a lock.
 //!
-//! [`CommitIn::commit_in`] runs work in a transaction of the application's connection, and proves the lock as the
-//! last step before the commit. It says how the transaction ended: committed, rolled back, or unknown. The guards of
-//! several names ([`LockGuards`](lockkeeper_core::LockGuards)) have it as well.
+//! [`CommitIn::commit_in`] runs work in a transaction on the application's connection, and proves the lock as the
+//! last step before the commit. Its result says how the transaction ended: committed, rolled back, or unknown. The
+//! guards of several names ([`LockGuards`](lockkeeper_core::LockGuards)) have this method as well.
 //!
 //! ```
 //! # #[cfg(feature = "rusqlite")] {
@@ -37,15 +37,16 @@
 //!
 //! Pass what a pool returns as `&mut *pooled`. For another driver, implement [`Transactional`].
 //!
-//! None of these features needs a C library that lockkeeper does without: of Diesel, only the types are used.
+//! None of these features adds a C library. Of Diesel, only the types are used.
 //!
-//! # How the lock is proved If the lock is on the transaction's own MySQL, MariaDB or PostgreSQL server, the last
-//! statement of the transaction asks the server
-//! ([`LockGuard::commit_proof`](lockkeeper_core::LockGuard::commit_proof)). In every other case the last step renews
-//! the guard in its store ([`LockGuard::renew`](lockkeeper_core::LockGuard::renew)).
+//! # How the lock is proved
+//! If the lock is on the same MySQL, MariaDB or PostgreSQL server as the transaction, the transaction's last
+//! statement proves the lock ([`LockGuard::commit_proof`](lockkeeper_core::LockGuard::commit_proof)). In every
+//! other case the last step renews the guard in its store
+//! ([`LockGuard::renew`](lockkeeper_core::LockGuard::renew)).
 //!
-//! Between the proof and the commit the process can be stopped for longer than the lease. If that must not matter,
-//! also write the guard's token beside the data, and refuse smaller tokens. The page
+//! Between the proof and the commit, the process can be stopped for longer than the lease lasts. To be safe from
+//! that, too, write the guard's token beside the data, and refuse smaller tokens. The page
 //! `docs/fencing-and-commit-proofs.md` says how.
 //!
 //! # A lock of the transaction itself

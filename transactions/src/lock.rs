@@ -13,17 +13,18 @@ pub trait LockInTransaction {
     /// Takes the exclusive lock of a name in an open transaction of PostgreSQL, and holds it until the transaction
     /// ends. Waits for at most `wait`.
     ///
-    /// It is the lock of [`LockKeeper::lock`] for the same name, so guards of all keepers of the namespace and this
-    /// lock exclude each other. The transaction must be on the keeper's server, in its database. There is no guard
-    /// and no lease. The lock is released by the commit or the rollback, or when the server sees that the connection
-    /// has ended. The transaction ends then, too, so the lock cannot be lost before the work is. In a nested transaction,
-    /// which is a savepoint, the lock goes with a rollback to that: take it in the outer one.
+    /// It is the same lock as that of [`LockKeeper::lock`]. So it excludes the guards of all keepers of the
+    /// namespace. The transaction must be on the keeper's server, in its database. There is no guard and no lease.
+    /// The commit or the rollback releases the lock. If the connection ends, the server ends the transaction and
+    /// the lock together, so the lock is never lost before the work. A rollback to a savepoint releases a lock
+    /// that was taken after it. So take the lock in the outermost transaction.
     ///
-    /// The token is larger than that of every grant before it. Write it beside the data if guards write there, too.
+    /// The returned token is larger than that of every earlier grant. Write it beside the data if guards write
+    /// there, too.
     ///
-    /// A busy lock leaves the transaction open. `lock_timeout` has its old value afterwards. Do not take the lock
-    /// in a transaction of the level `REPEATABLE READ` or above that reads afterwards. Its reads show the data as
-    /// they were before the wait.
+    /// If the lock is busy, the transaction stays open. `lock_timeout` keeps its value. Do not take the lock in a
+    /// transaction of the level `REPEATABLE READ` or above that reads afterwards. Its reads show the data as they
+    /// were before the wait.
     ///
     /// # Errors
     /// [`TransactionLockError::Lock`], with one of these kinds:
@@ -32,8 +33,8 @@ pub trait LockInTransaction {
     /// - [`ErrorKind::Incompatible`] if the transaction is on another server or in another database.
     /// - [`ErrorKind::Unavailable`] while the server's clock was set back behind an earlier grant of the keeper.
     ///
-    /// [`TransactionLockError::Database`] when a statement failed, such as by a deadlock with another transaction: roll
-    /// back.
+    /// [`TransactionLockError::Database`] if a statement failed, such as by a deadlock with another transaction.
+    /// Then roll back.
     fn lock_in_transaction<Kind, X: OpenTransaction<Kind>>(
         &self,
         transaction: &mut X,
@@ -85,12 +86,12 @@ fn attempt<Kind, X: OpenTransaction<Kind>>(
     lock.check(held).map_err(TransactionLockError::Lock)
 }
 
-/// Why [`lock_in_transaction`](LockInTransaction::lock_in_transaction) took no lock.
+/// The error of [`lock_in_transaction`](LockInTransaction::lock_in_transaction), which did not take the lock.
 ///
 /// `D` is the error of the database's driver.
 #[derive(Clone, Debug)]
 pub enum TransactionLockError<D> {
-    /// The lock is busy, or cannot be taken by this transaction. The transaction is open still.
+    /// The lock is busy, or this transaction cannot take it. The transaction is still open.
     Lock(Error),
     /// A statement failed: roll back.
     Database(D),

@@ -17,7 +17,7 @@ use super::ended_by_work;
 use crate::connection::{Database, OpenTransaction, Transactional};
 use crate::error::CommitError;
 
-/// Marks what all connections of Diesel have in common.
+/// The kind of all connections of Diesel: see [`Transactional`](crate::Transactional).
 #[derive(Clone, Copy, Debug)]
 pub enum DieselKind {}
 
@@ -74,8 +74,8 @@ where
     }
 }
 
-/// Returns the kind of database. What is none of the servers is taken for SQLite, whose types Diesel has only if it
-/// is linked.
+/// Returns the kind of database. A backend that is neither PostgreSQL nor MySQL counts as SQLite: Diesel has a type
+/// for SQLite only if SQLite is linked.
 fn database_of<C: Connection + 'static>() -> Database {
     let backend = TypeId::of::<C::Backend>();
     if backend == TypeId::of::<Pg>() {
@@ -98,7 +98,7 @@ impl<'c, C: Connection + 'static> Open<'c, C> {
         if depth(connection)? > 0 {
             return Err(Error::AlreadyInTransaction);
         }
-        // On a server: what it refuses within another transaction, of which Diesel does not know.
+        // On a server: a statement that fails within a transaction that Diesel does not know of.
         let begin = match database_of::<C>() {
             Database::Sqlite => "BEGIN IMMEDIATE",
             Database::PostgreSql => "START TRANSACTION NOT DEFERRABLE",
@@ -128,7 +128,7 @@ impl<'c, C: Connection + 'static> Open<'c, C> {
 
 impl<C: Connection + 'static> Drop for Open<'_, C> {
     fn drop(&mut self) {
-        // A panic leaves the savepoints of nested transactions.
+        // After a panic, savepoints of nested transactions may be open.
         while depth(self.connection).is_ok_and(|depth| depth > 0) {
             if C::TransactionManager::rollback_transaction(self.connection).is_err() {
                 return;
@@ -141,13 +141,13 @@ fn status<C: Connection>(connection: &mut C) -> &mut TransactionManagerStatus {
     C::TransactionManager::transaction_manager_status_mut(connection)
 }
 
-/// Returns how many transactions are open within each other.
+/// Returns the depth of nested transactions; 0 if none is open.
 fn depth<C: Connection>(connection: &mut C) -> QueryResult<u32> {
     let depth = status(connection).transaction_depth()?;
     Ok(depth.map_or(0, u32::from))
 }
 
-/// Returns whether the work has ended the transaction itself. `has_failed`: the transaction is not committed otherwise.
+/// Returns whether the work ended the transaction itself. `has_failed` says whether the work failed.
 fn was_ended<C>(connection: &mut C, has_failed: bool) -> bool
 where
     C: LoadConnection + 'static,
@@ -157,13 +157,13 @@ where
         (Ok(0), _) => true,
         // Diesel knows the status of a connection to PostgreSQL. A broken connection has no transaction.
         (Err(_), _) | (Ok(_), Database::PostgreSql) => false,
-        // Fails within a transaction. Dropping the transaction ends the new one.
+        // `BEGIN` fails within a transaction. If it succeeds, dropping the value ends the new transaction.
         (Ok(_), Database::Sqlite) => connection.batch_execute("BEGIN").is_ok(),
         (Ok(_), Database::MySql) => has_failed && ended_by_work(connection).is_some(),
     }
 }
 
-/// Refuses a connection without a transaction: a lock of the statement would be released at its end.
+/// Refuses a connection without a transaction: there the end of the statement would release the lock.
 fn check_open<C: Connection>(connection: &mut C) -> QueryResult<()> {
     match depth(connection)? {
         0 => Err(Error::NotInTransaction),
@@ -173,8 +173,8 @@ fn check_open<C: Connection>(connection: &mut C) -> QueryResult<()> {
 
 /// Returns whether the database itself refused to commit.
 ///
-/// Diesel rolls back after a commit that failed. A server that replied to the rollback has replied to the commit. A
-/// proxy of MySQL may have replied itself, so there only known errors count.
+/// Diesel rolls back after a commit that failed. A server that replied to the rollback has replied to the commit,
+/// too. On MySQL a proxy may have sent the reply, so only known errors count there.
 fn is_refusal(database: Database, error: &Error) -> bool {
     use DatabaseErrorKind::{
         CheckViolation, ClosedConnection, ForeignKeyViolation, NotNullViolation,

@@ -21,7 +21,7 @@ const ROLLED_BACK: [i64; 3] = [1205, 1213, 3101];
 /// A savepoint shows it, since there is one only in a transaction.
 #[cfg(any(feature = "diesel", feature = "mysql"))]
 fn ended_by_work<Kind, X: OpenTransaction<Kind>>(transaction: &mut X) -> Option<X::Error> {
-    // First, since each further statement replaces what the last one of the work has reported.
+    // This is the first statement after the work: each further statement replaces the work's last report.
     let stored = transaction.execute("GET DIAGNOSTICS CONDITION 1 @lockkeeper_error = MYSQL_ERRNO");
     let read =
         |_| transaction.query("SELECT CAST(coalesce(@lockkeeper_error, 0) AS SIGNED) AS held");

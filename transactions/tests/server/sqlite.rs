@@ -71,7 +71,8 @@ fn transaction_begins_as_a_writer(url: &str, data: &mut Connection) {
     ended.unwrap().unwrap_err();
 }
 
-/// Has an operator take the first lock away when the second one is renewed, and waits until its guard is lost.
+/// An operator that takes the first lock away when the second one is renewed, and waits until the first guard
+/// is lost.
 struct TakesFirst {
     operator: LockKeeper,
     is_taken: AtomicBool,
