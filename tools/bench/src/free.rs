@@ -1,4 +1,4 @@
-//! Acquire and release of a free name.
+//! Measures the acquire and release of a free name.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::raw::Done;
 use crate::row::{Row, Rows, median};
 use crate::store::{Kind, Store};
 
-/// Many short rounds, so that other load of the machine falls on both.
+/// The number of rounds. They are short, so that other load of the machine falls on both sides.
 const ROUNDS: usize = 150;
 
-/// What alternate rounds have shown.
+/// The result of alternate rounds.
 #[derive(Clone, Copy)]
 pub(crate) struct Pairs {
     /// The medians of the seconds of a pair.
@@ -27,7 +27,7 @@ pub(crate) struct Pairs {
     ratio: f64,
 }
 
-/// Measures a pair of each alternately, in rounds of so many pairs.
+/// Measures `floor` and `ours` alternately, in rounds of `pairs` pairs.
 pub(crate) fn alternately(
     pairs: u32,
     mut floor: impl FnMut() -> Done,
@@ -133,7 +133,7 @@ pub(crate) fn in_process(kind: Kind) -> Rows {
     Ok(rows)
 }
 
-/// The row of a store. The floor is its two raw requests.
+/// The row of a store. The floor is the store's two raw requests.
 pub(crate) fn rows(kind: Kind) -> Rows {
     let store = Store::start(kind)?;
     let _pinned = Pinned::to_own_cores(store.pid())?;

@@ -7,9 +7,9 @@ pub(crate) struct Row {
     pub(crate) what: String,
     pub(crate) measured: String,
     pub(crate) floor: String,
-    /// The measured value divided by the floor if there is one, else the measured value.
+    /// The measured value, divided by the floor if there is one.
     pub(crate) value: f64,
-    /// Infinite if there is none.
+    /// The largest allowed value; infinite if there is no budget.
     pub(crate) budget: f64,
     pub(crate) unit: &'static str,
 }
@@ -20,7 +20,7 @@ pub(crate) type Rows = Result<Vec<Row>, Box<dyn Error>>;
 pub(crate) const NONE: f64 = f64::INFINITY;
 
 impl Row {
-    /// Makes a row without a floor; `measured` shows this many decimals.
+    /// Makes a row without a floor. The measured value has `decimals` decimals.
     pub(crate) fn plain(
         what: impl Into<String>,
         value: f64,
@@ -38,7 +38,7 @@ impl Row {
         }
     }
 
-    /// Makes a row of a time and its floor, shown as `show` does.
+    /// Makes a row of a time and its floor, which `show` formats.
     pub(crate) fn times(
         what: impl Into<String>,
         measured: f64,
@@ -56,7 +56,7 @@ impl Row {
         }
     }
 
-    /// Makes a row that shows how a value grows: the floor is that of the smaller size. It has no budget.
+    /// Makes a row without a budget that shows how a value grows. The floor is the value of the smaller size.
     pub(crate) fn growth(what: impl Into<String>, value: f64, smaller: f64, unit: &str) -> Self {
         Self::times(what, value, smaller, |it| format!("{it:.0}{unit}"), NONE)
     }
@@ -96,7 +96,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Measures both alternately, and returns the medians: of `ours`, and of `floor`.
+/// Measures `ours` and `floor` alternately, and returns the medians of both.
 pub(crate) fn medians(
     runs: usize,
     mut floor: impl FnMut() -> Result<f64, Box<dyn Error>>,

@@ -1,4 +1,4 @@
-//! The rules that the grants of a round must keep. The checker knows only what guards said.
+//! The rules that the grants of a round must keep. The checker knows only what the guards reported.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -8,45 +8,45 @@ use crate::history::{Call, Grant, History};
 use crate::plan::Plan;
 use crate::watched::{STALL, TOLD};
 
-/// A call that ends so much later than it must has hung. Less depends on how busy the machine is, and is only
-/// reported.
+/// The lateness from which a call counts as hung, in nanoseconds. A smaller lateness depends on the load of
+/// the machine, and is only reported.
 pub(crate) const HANG: u64 = 5_000_000_000;
 
-/// A rule of the contract that was broken, and the evidence.
+/// A broken rule of the contract, and the evidence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
     pub(crate) rule: Rule,
     pub(crate) evidence: Evidence,
 }
 
-/// The rules, each as it is reported.
+/// The rules, by the way in which they are broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Rule {
-    /// Two guards were held at one time that exclude each other.
+    /// Two guards that exclude each other were held at the same time.
     Overlap,
     /// A permit has a slot beyond the limit.
     Slot,
     /// A later grant has a smaller token.
     TokenOrder,
-    /// Two grants have one token.
+    /// Two grants have the same token.
     RepeatedToken,
     /// A call did not end on time.
     Overrun,
-    /// A guard that was lost said that it is held.
+    /// A lost guard reported that it is held.
     Revived,
-    /// Nothing was granted beside a fault that concerns other names or other servers.
+    /// Nothing was granted during a fault of other names or other servers.
     Stalled,
-    /// A guard was told late of a loss that the store knew of.
+    /// A guard was notified late of a loss that the store knew of.
     ToldLate,
     /// An error that no fault explains.
     UnexpectedError,
     /// Something was left in the store.
     Leftover,
-    /// A worker ended by itself.
+    /// A worker process ended by itself, or did not end in order.
     Worker,
 }
 
-/// What shows that a rule was broken.
+/// The evidence of a broken rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Evidence {
     /// Two grants of one name, the smaller token first.
@@ -60,23 +60,23 @@ pub(crate) enum Evidence {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) violations: Vec<Violation>,
-    /// Leases that were held beside a later one, because the store had forgotten them.
+    /// The number of leases that were held beside a later one because the store had forgotten them.
     pub(crate) excused: u64,
     /// The longest time for which a guard of such a lease and a later guard were both held, in nanoseconds.
     pub(crate) longest_excused: u64,
-    /// The longest time without a grant in each time in which there had to be some, in nanoseconds.
+    /// For each period that had to have grants: the longest time without a grant, in nanoseconds.
     pub(crate) gaps: Vec<u64>,
-    /// How soon each guard was told of a loss that the store knew of, in nanoseconds, without the longest time in which
-    /// the store granted nothing.
+    /// For each loss that the store knew of: the time until the guard was notified, in nanoseconds. The longest
+    /// time in which the store granted nothing is subtracted.
     pub(crate) told: Vec<u64>,
 }
 
-/// Checks the rounds of a store, one after the other.
+/// Checks the rounds of one store in order.
 #[derive(Debug)]
 pub(crate) struct Checker {
     /// The ttl of all leases, in nanoseconds.
     ttl: u64,
-    /// The largest token of each name and slot in the rounds before.
+    /// The largest token of each name and slot in the earlier rounds.
     largest: HashMap<(u32, u32), u64>,
 }
 
@@ -90,7 +90,8 @@ impl Checker {
 
     /// Checks a round.
     pub(crate) fn check(&mut self, history: &History, noted: &Noted) -> Found {
-        // A slot excludes its own holders, as a lock does, and so there are no more holders than slots.
+        // Each slot is checked like a lock. If no two guards hold the same slot, there are no more holders
+        // than slots.
         let mut names: HashMap<(u32, u32), Vec<&Grant>> = HashMap::new();
         for grant in &history.grants {
             let name = (grant.name, grant.slot);
@@ -168,7 +169,7 @@ struct Name<'a> {
 }
 
 impl Name<'_> {
-    /// No token comes twice, and none is as small as one of an earlier round.
+    /// Checks that no token is repeated, and that all are larger than those of earlier rounds.
     fn check_tokens(&mut self, floor: u64) {
         for pair in self.grants.windows(2) {
             if let [first, second] = pair
@@ -183,7 +184,8 @@ impl Name<'_> {
         }
     }
 
-    /// The times of guards that exclude each other do not overlap, and are in the order of the tokens.
+    /// Checks that guards that exclude each other do not overlap in time, and are in the order of their
+    /// tokens.
     fn check_held(&mut self) {
         // The grants with smaller tokens, by the time until which they were held.
         let mut before: BTreeSet<(u64, usize)> = BTreeSet::new();
@@ -214,8 +216,8 @@ impl Name<'_> {
         self.found.excused += excused.len() as u64;
     }
 
-    /// A request that begins after another was granted gets a larger token, except that readers have no order
-    /// among themselves. This holds also for guards that were lost before they could say anything.
+    /// Checks that a request that begins after another grant gets a larger token. Readers have no order among
+    /// themselves. The rule also applies to guards that were lost before they reported anything.
     fn check_requests(&mut self) {
         let mut by_request = self.grants.clone();
         by_request.sort_by_key(|grant| grant.asked);
@@ -228,7 +230,7 @@ impl Name<'_> {
                 before.insert(earlier.token, earlier);
             }
             for (_, larger) in before.range(grant.token + 1..) {
-                // Where both were held, `check_held` has judged them.
+                // `check_held` has judged two guards that both reported to be held.
                 let is_judged = grant.interval().is_some() && larger.interval().is_some();
                 if grant.excludes(larger)
                     && !is_judged
@@ -315,7 +317,7 @@ mod tests {
             [Rule::TokenOrder],
             "never held"
         );
-        // Requested before the other was granted, it may have been granted first.
+        // It was requested before the other was granted, so it may have been granted first.
         assert_eq!(rules_of(&[larger, (128, 103, None)]), []);
     }
 
@@ -442,7 +444,8 @@ mod tests {
     #[test]
     fn overlap_is_excused_only_for_leases_that_were_forgotten() {
         let grants = [grant(128, 100, Some(200)), grant(256, 150, Some(160))];
-        // Both were granted after the store forgot, or both before, or it forgot those of another keeper.
+        // Both were granted after the store forgot leases, or both before, or the store forgot leases of
+        // another keeper.
         for (at, keeper) in [(90, None), (500, None), (140, Some(0))] {
             let forgot = Forgot {
                 keeper,

@@ -285,7 +285,7 @@ impl Thread<'_> {
             }
             thread::sleep(left.min(pause));
         }
-        // A guard that was lost must say so for ever.
+        // A guard that was lost must stay lost.
         let at = now();
         if guards.is_held() {
             self.record(names, at, |_| Event::Held)?;

@@ -1,4 +1,4 @@
-//! The process, the folder and the log that every server has.
+//! What all servers have in common: the process, its folder and its log.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -24,24 +24,24 @@ pub(crate) const START: Duration = Duration::from_secs(90);
 /// How many ports are tried when another process takes the chosen one first.
 const PORTS: usize = 50;
 
-/// Below what Linux takes for outgoing connections by default (`net.ipv4.ip_local_port_range`), so that a server finds its port
-/// free after a restart.
+/// The ports of servers. They are below those of outgoing connections on Linux (`net.ipv4.ip_local_port_range`), so
+/// a port is still free when a server restarts.
 const SERVER_PORTS: Range<u16> = 12_000..32_000;
 
 /// The process of a server such as [`RedisServer`](crate::RedisServer), in a throw-away folder. All methods can be called from any thread.
 pub struct Daemon {
     name: &'static str,
     program: PathBuf,
-    /// `None` while the server is killed. Declared before `folder`, so that the process ends before the
-    /// folder is removed.
+    /// `None` while the server is killed. It is declared before `folder`, so that the process ends
+    /// before the folder is removed.
     process: Mutex<Option<Process>>,
     folder: TempDir,
-    /// Declared last, so that it outlives the folder.
+    /// It is declared last, so that it outlives the folder.
     watchdog: Arc<Watchdog>,
 }
 
 impl Daemon {
-    /// Makes the folder, and starts no server yet. It is an error if there is no program.
+    /// Makes the folder, and starts no server yet. A missing program is an error.
     pub(crate) fn new(name: &'static str, program: Result<PathBuf, String>) -> io::Result<Self> {
         Self::new_in(&env::temp_dir(), name, program)
     }
@@ -53,7 +53,7 @@ impl Daemon {
         program: Result<PathBuf, String>,
     ) -> io::Result<Self> {
         let program = program.map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
-        // Short, because a unix socket's path is at most some 100 bytes.
+        // The path is short, since a Unix socket's path has at most some 100 bytes.
         let folder = tempfile::Builder::new().prefix("lk-").tempdir_in(parent)?;
         Ok(Self {
             name,
@@ -102,16 +102,17 @@ impl Daemon {
         self.process().as_ref().map(Process::id)
     }
 
-    /// Kills the server and its own processes (SIGKILL), all at one moment, and returns when it has ended. Does
+    /// Kills the server and its child processes (SIGKILL) at one moment, and returns when it has ended. Does
     /// nothing if it was killed before.
     pub fn kill(&self) {
         if let Some(mut process) = self.process().take() {
-            // Otherwise a process of it could still answer when the other ones have ended.
+            // All are stopped first: otherwise a child process could still answer after the others have
+            // ended.
             let _ = process.stop();
         }
     }
 
-    /// Ends the server in order (SIGTERM), and returns when it has ended.
+    /// Ends the server by SIGTERM, and returns when it has ended.
     ///
     /// # Errors
     /// The server does not run.
@@ -211,7 +212,7 @@ impl fmt::Debug for Daemon {
     }
 }
 
-/// How many ports one process takes its own from.
+/// The size of the range from which one process takes its ports.
 const OWN_PORTS: u16 = 1_000;
 
 /// Returns different ports that were free just now. Another process may take one before the server does.
@@ -256,7 +257,7 @@ pub(crate) fn retry_on_taken_port<T>(mut launch: impl FnMut() -> io::Result<T>) 
 }
 
 /// Repeats `launch` on the server's former port. While the server was down, the kernel may have given
-/// that port to an outgoing connection, which ends.
+/// that port to an outgoing connection, which ends by itself.
 pub(crate) fn retry_on_former_port(mut launch: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     retry_on_taken_port(|| {
         let launched = launch();

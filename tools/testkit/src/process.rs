@@ -48,7 +48,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Has the watchdog end the server, and its processes that are stopped.
+    /// Tells the watchdog to end the server, and those of its processes that are stopped.
     fn watch(&self) -> io::Result<()> {
         let mut running = self.stopped.clone();
         running.push(Pid::from_child(&self.child));

@@ -1,4 +1,4 @@
-//! The interface to a server under test, which is the same for all kinds of stores.
+//! The interface to a server under test, for all kinds of stores.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -14,24 +14,24 @@ use crate::daemon::Daemon;
 /// Ends a fault that [`TestServer::cut_off`] or [`TestServer::slow_down`] has begun.
 pub type EndFault = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
-/// What is different between the kinds of stores.
+/// The facts in which the kinds of stores differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
     /// Whether a lease ends with the connection on which it was granted.
     pub ends_with_connection: bool,
-    /// Whether the store knows its leases after [`TestServer::restart`].
+    /// Whether the store still has its leases after [`TestServer::restart`].
     pub is_kept_by_restart: bool,
-    /// Whether a holder is told at once that the store was wiped.
+    /// Whether a holder is notified at once when the store was wiped.
     pub tells_of_wipe: bool,
-    /// Whether a holder is told at once that its lease was ended.
+    /// Whether a holder is notified at once when its lease was ended.
     pub tells_of_end: bool,
     /// The shortest ttl, in seconds.
     pub min_ttl: u64,
     /// Bytes that every request about the lock `a` in the namespace `default` contains.
     pub lock_request: &'static str,
-    /// A number of bytes that is less than the length of a reply.
+    /// A number of bytes that is smaller than every reply.
     pub part_of_reply: usize,
-    /// A thread that finds an outage opens fewer connections than this.
+    /// A number that is larger than the connections that one thread opens when it finds an outage.
     pub outage_connections: u64,
 }
 
@@ -45,7 +45,7 @@ impl Facts {
         min_ttl: 1,
         lock_request: "",
         part_of_reply: 2,
-        // One to replace a pooled connection, and a new one.
+        // A thread replaces a pooled connection, and opens a new one.
         outage_connections: 3,
     };
 
@@ -59,12 +59,12 @@ impl Facts {
     };
 }
 
-/// A store that a test has started, and can break. All methods can be called from any thread.
+/// A store that a test starts and can break. All methods can be called from any thread.
 ///
-/// The methods break the store without the knowledge of its keepers. A method that a store has no means for returns an
+/// The methods break the store without telling its keepers. If a store cannot do something, the method returns an
 /// error of the kind [`io::ErrorKind::Unsupported`].
 pub trait TestServer: Any + Send + Sync {
-    /// Returns what is different between this store and others.
+    /// Returns the facts of this store.
     fn facts(&self) -> Facts;
 
     /// Returns the store's URL, ready for `key=value`.
@@ -76,17 +76,17 @@ pub trait TestServer: Any + Send + Sync {
         self.url()
     }
 
-    /// Returns the store's URL by way of a proxy, ready for `key=value`.
+    /// Returns the store's URL through a proxy at `addr`, ready for `key=value`.
     fn url_via(&self, addr: SocketAddr) -> String {
         self.url_at(&addr.to_string(), false)
     }
 
-    /// Returns a URL by the store's unix socket, ready for `key=value`, if it has one.
+    /// Returns the URL of the store's Unix socket, ready for `key=value`, if it has one.
     fn socket_url(&self) -> Option<String> {
         None
     }
 
-    /// Returns the address that a proxy leads to, if the store has one address.
+    /// Returns the address to which a proxy connects, if the store has a single address.
     fn addr(&self) -> Option<SocketAddr> {
         None
     }
@@ -131,15 +131,15 @@ pub trait TestServer: Any + Send + Sync {
     /// The store does not reply.
     fn wipe(&self) -> io::Result<()>;
 
-    /// Makes the store as good as new for the next test.
+    /// Makes the store like new for the next test.
     ///
     /// # Errors
-    /// The store does not reply, or something of the last test does not end.
+    /// The store does not reply, or it still contains something of the last test.
     fn reset(&self) -> io::Result<()> {
         self.wipe()
     }
 
-    /// Makes the store unreachable, until the returned function is called. It keeps its leases.
+    /// Makes the store unreachable until the returned function is called. The store keeps its leases.
     ///
     /// # Errors
     /// The store does not reply.
@@ -148,7 +148,7 @@ pub trait TestServer: Any + Send + Sync {
         Ok(Box::new(move || self.resume()))
     }
 
-    /// Delays every call by about `by`, until the returned function is called.
+    /// Delays every request by about `by`, until the returned function is called.
     ///
     /// # Errors
     /// A process does not run, or the store has none.
@@ -169,7 +169,7 @@ pub trait TestServer: Any + Send + Sync {
     /// The store does not reply.
     fn waiters(&self, namespace: &str, name: &str) -> io::Result<usize>;
 
-    /// Returns what locks and waiters occupy in the store.
+    /// Returns the keys, rows or sessions of locks and waiters in the store.
     ///
     /// # Errors
     /// The store does not reply.
@@ -183,7 +183,7 @@ pub trait TestServer: Any + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Returns the sessions that hold any of the names, where a lease is a session's.
+    /// Returns the sessions that hold any of the names, on a store whose leases belong to sessions.
     ///
     /// # Errors
     /// The store does not reply.
@@ -236,7 +236,7 @@ fn on_each(processes: Vec<&Daemon>, act: impl Fn(&Daemon) -> io::Result<()>) -> 
     processes.into_iter().try_for_each(act)
 }
 
-/// Begins and ends a fault again and again on a thread, with a pause in between in which the store replies.
+/// Begins and ends a fault repeatedly on a thread. Between two faults, the store replies.
 pub(crate) fn repeat(
     length: Duration,
     pause: Duration,

@@ -38,8 +38,8 @@ impl Watchdog {
             .map(Self)
     }
 
-    /// Has it kill these processes, and no others. Call this before a process was waited for, since its id may be
-    /// reused then.
+    /// Sets the processes that the watchdog kills, instead of those before. Call this before waiting for a
+    /// process, since its id may be reused afterwards.
     pub(crate) fn watch(&self, running: &[Pid]) -> io::Result<()> {
         let ids = running.iter().map(|pid| pid.as_raw_nonzero().to_string());
         let line = ids.collect::<Vec<_>>().join(" ") + "\n";

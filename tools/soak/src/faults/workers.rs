@@ -1,4 +1,4 @@
-//! The worker processes: started, stopped, killed and started again.
+//! Starts, stops, kills and restarts the worker processes.
 
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -18,27 +18,27 @@ use crate::worker;
 const PAUSE_MS: std::ops::Range<u64> = 100..2000;
 const RESTART_MS: std::ops::Range<u64> = 0..500;
 
-/// How long a worker may take beyond its longest wait to end after its input has ended.
+/// How long a worker may take to end after its input has ended, in addition to its longest wait.
 const END: Duration = Duration::from_secs(20);
 
 /// The worker processes of a round.
 ///
-/// They are started by the thread that runs the round: a worker ends with the thread that started it.
+/// The thread that runs the round starts them, since a worker ends with the thread that started it.
 pub(crate) struct Workers<'a> {
     folder: &'a Path,
-    /// What all workers are told; each has its own log and seed.
+    /// The plan of all workers. Each worker gets its own log and seed.
     plan: Plan,
     running: Vec<Worker>,
     /// The number of workers started so far.
     started: u32,
-    /// The logs of the others, each with its file.
+    /// The workers that have ended: their log files and logs.
     ended: Vec<(PathBuf, ProcessLog)>,
-    /// What was wrong with the ends of workers.
+    /// The texts about workers that ended in a wrong way.
     complaints: Vec<String>,
 }
 
 struct Worker {
-    /// It ends when its standard input is closed.
+    /// The process, which ends when its standard input is closed.
     child: Child,
     file: PathBuf,
     /// The records are read at the end.
@@ -46,7 +46,7 @@ struct Worker {
 }
 
 impl<'a> Workers<'a> {
-    /// Starts this many workers with this plan, apart from log and seed.
+    /// Starts this many workers with this plan.
     pub(crate) fn start(
         folder: &'a Path,
         plan: Plan,
@@ -77,7 +77,7 @@ impl<'a> Workers<'a> {
             closes: lane.choice(2) == 0,
             ..self.plan.clone()
         };
-        // In a process group of its own, so that Ctrl-C reaches only this process.
+        // The worker gets a process group of its own, so that Ctrl-C reaches only this process.
         let mut child = Command::new(std::env::current_exe()?)
             .arg(worker::ROLE)
             .stdin(Stdio::piped())
@@ -121,7 +121,7 @@ impl<'a> Workers<'a> {
         };
         let pid = Pid::from_child(&worker.child);
         let from = now();
-        // Nothing has waited for the child, so the process id is still its own.
+        // No thread has waited for the child, so its process id was not reused.
         kill_process(pid, Signal::STOP)?;
         lane.spell();
         kill_process(pid, Signal::CONT)?;
@@ -154,7 +154,7 @@ impl<'a> Workers<'a> {
         Ok(())
     }
 
-    /// Notes that a worker has ended, and what was wrong with that.
+    /// Records that a worker has ended, and a complaint about its end.
     fn end(&mut self, worker: Worker, complaint: Option<String>) {
         let Worker { file, mut log, .. } = worker;
         log.ended = now();
@@ -163,7 +163,7 @@ impl<'a> Workers<'a> {
         self.ended.push((file, log));
     }
 
-    /// Lets all workers end, and returns their logs and what was wrong with their ends.
+    /// Ends all workers. Returns their logs, and the complaints about their ends.
     pub(crate) fn finish(mut self) -> io::Result<(Vec<ProcessLog>, Vec<String>)> {
         let limit = Instant::now() + LONGEST_WAIT + 3 * self.plan.ttl + END;
         let mut running = std::mem::take(&mut self.running);
@@ -188,7 +188,7 @@ impl<'a> Workers<'a> {
     }
 }
 
-/// Waits for the end of a worker, and kills it at the limit: `None`.
+/// Waits for the end of a worker. At the limit, kills it and returns `None`.
 fn wait(child: &mut Child, limit: Instant) -> io::Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = child.try_wait()? {

@@ -127,7 +127,7 @@ impl EtcdCluster {
         EtcdServer::start_among(leader.kind(), &options, Some(&peers))
     }
 
-    /// Has the leader hand over to the next member, and returns when it has.
+    /// Makes the leader hand over to the next member, and returns when that is the leader.
     ///
     /// # Errors
     /// The member number `leader` is not the leader, or it hands over to none.

@@ -39,7 +39,7 @@ impl PostgresOptions {
         self
     }
 
-    /// Has the user log in by another method of pg_hba.conf than `scram-sha-256`: `md5`, `password`, `trust`.
+    /// Sets the login method of pg_hba.conf: `md5`, `password` or `trust`. The default is `scram-sha-256`.
     #[must_use]
     pub fn login(mut self, method: &'static str) -> Self {
         self.login = method;

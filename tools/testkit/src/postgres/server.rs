@@ -154,8 +154,8 @@ impl PostgresServer {
         self.free_segment()
     }
 
-    /// Has the kernel remove the server's System V memory segment with the last process that uses it. A killed server
-    /// leaves it behind, and a system has 4,096 at most.
+    /// Marks the server's System V memory segment for removal: the kernel removes it with the last process that
+    /// uses it. A killed server would leave it behind, and a system has at most 4,096.
     fn free_segment(&self) -> io::Result<()> {
         let text = fs::read_to_string(self.folder().join("data/postmaster.pid"))?;
         // The seventh line has the segment's key and id.

@@ -1,4 +1,4 @@
-//! The threads of the proxy: one accepts, and two carry the bytes of each connection.
+//! The threads of the proxy: one accepts connections, and two for each connection carry its bytes.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -78,7 +78,8 @@ impl Shared {
             }
             if state.refusing {
                 if state.listening {
-                    // Clients are refused, and the port stays this socket's, also beside a server that would share it.
+                    // Clients are refused, and this socket keeps the port. Without SO_REUSEADDR, no server can
+                    // share the port.
                     let closed = shutdown(listener, rustix::net::Shutdown::Read)
                         .and_then(|()| sockopt::set_socket_reuseaddr(listener, false));
                     state.broken = closed.err().map(|errno| io::Error::from(errno).kind());
@@ -132,15 +133,15 @@ impl Shared {
         };
         let server = TcpStream::connect_timeout(&target, CONNECT).ok()?;
         let end = server.try_clone().ok()?;
-        // If the connection was cut meanwhile, drop this end, which is not in the map.
+        // If the connection was cut meanwhile, it is no longer in the map. Then this end is dropped.
         self.lock().connections.get_mut(&id)?.ends.push(end);
         Some(server)
     }
 
-    /// Carries bytes in one direction, until that is closed or the connection is cut.
+    /// Carries bytes in one direction, until that direction is closed or the connection is cut.
     fn pump(&self, id: u64, way: Way, mut from: &TcpStream, to: &TcpStream) {
         let mut buffer = vec![0; 64 << 10];
-        // How many bytes of replies still pass, for the decision with this number.
+        // A decision's number, and how many bytes of replies still pass under that decision.
         let mut left = (0, 0);
         loop {
             let read = match from.read(&mut buffer) {
@@ -224,7 +225,7 @@ impl Shared {
         }
     }
 
-    /// Sends bytes on. They are counted before, so that a client with a reply finds it counted.
+    /// Forwards bytes. They are counted first, so a client that has its reply finds it counted.
     fn write(&self, way: Way, mut to: &TcpStream, bytes: &[u8]) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(());

@@ -76,7 +76,7 @@ impl RedisCluster {
         self.wait_until_healthy()
     }
 
-    /// Has the nodes name themselves by their own ports, so that clients pass by the proxies.
+    /// Makes the nodes announce their own ports, so that clients bypass the proxies.
     ///
     /// # Errors
     /// A node does not answer.

@@ -14,9 +14,9 @@ use crate::daemon::{self, Daemon, START};
 use crate::find;
 use crate::tls::Certificates;
 
-/// Has a sentinel look more often than every second or every ten. A replica takes over only if it replied within five
-/// pings, and the others let it be for four hellos. A sentinel that a busy machine holds up for 2 s would otherwise
-/// start no fail-over for 30 s.
+/// Shortens a sentinel's intervals, which are one second or ten by default. A replica takes over only if it replied
+/// within five ping periods. Sentinels correct the primary of a replica only after four hello periods.
+/// `TILT-TRIGGER`: by default, a sentinel that a busy machine delays for 2 s starts no fail-over for 30 s.
 const QUICK_SENTINEL: &[&str] = &[
     "SENTINEL",
     "DEBUG",
