@@ -93,8 +93,8 @@ pub(crate) trait Keepers: TestServer {
         opened(&self.url_with(proxy.addr(), keys))
     }
 
-    /// Has a keeper wait for `a` in the store until `rival` releases it, and get it. What a keeper does for
-    /// its first wait or grant alone is done then, and meets no fault.
+    /// Acquires `a` for `keeper`, which waits in the store until `rival` releases it. So what a keeper does
+    /// only at its first wait or grant is over before the fault.
     fn lock_after_waiting(&self, keeper: &LockKeeper, rival: &LockKeeper) -> LockGuard {
         let held = rival.lock("a").unwrap();
         thread::scope(|scope| {

@@ -101,7 +101,7 @@ fn wait_through_outage(kind: StoreKind) {
     server.assert_clean();
 }
 
-/// Has one acquisition end during an outage, and another one outlast it.
+/// Checks an acquisition that ends during an outage, and another one that outlasts it.
 fn end_in_outage_and_outlast_it(
     server: &dyn TestServer,
     holder: &LockKeeper,
@@ -205,8 +205,8 @@ fn ended(acquiring: Acquiring<'_>) -> Error {
     }
 }
 
-/// Has twenty threads of one keeper wait for a name each. The first of them that finds the outage asks
-/// again, and the others learn from it.
+/// Twenty threads of one keeper wait for a name each. The first thread that finds the outage asks
+/// again, and the others wait for its result.
 fn one_of_twenty_threads_asks_in_outage(kind: StoreKind) {
     /// Each thread may find the outage by itself.
     const THREADS: u64 = 20;

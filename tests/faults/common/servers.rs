@@ -47,7 +47,7 @@ impl Memory {
     }
 }
 
-/// Has one keeper hold `a` and three wait for it during the fault; then each of them is granted it.
+/// One keeper holds `a`, and three wait for it during the fault. Then each of them is granted it.
 #[track_caller]
 pub(crate) fn contend_during(server: &dyn TestServer, memory: Memory, fault: impl FnOnce()) {
     let witness = Witness::new(memory == Memory::Kept);

@@ -15,7 +15,7 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Has a keeper wait.
+    /// Starts a thread on which the keeper waits for `a`.
     pub(crate) fn start(keeper: LockKeeper, wait: Duration, witness: &Witness) -> Self {
         let (sender, answer) = channel();
         let witness = witness.clone();

@@ -72,7 +72,7 @@ impl Rig {
         self.server.keys("lockkeeper/default/l/a/").unwrap()
     }
 
-    /// Has the provider bind keys to another lease from now on.
+    /// Makes the provider bind further keys to another lease.
     fn retire_lease(&self) {
         self.proxy.once(LOCK_REQUEST, Fault::DropRequests);
         let dropped = || self.proxy.counts().dropped_requests;
@@ -82,7 +82,7 @@ impl Rig {
         assert!(dropped() > before);
     }
 
-    /// Has the provider bind keys that wait to another lease from now on.
+    /// Makes the provider bind further waiters' keys to another lease.
     fn retire_lease_of_waiters(&self, rival: &LockKeeper) {
         let _held = rival.lock("b").unwrap();
         let dropped = || self.proxy.counts().dropped_requests;
@@ -100,7 +100,7 @@ impl Rig {
         self.held.lock().unwrap().needles.push(needles);
     }
 
-    /// Has the held request carried out, which writes nothing.
+    /// Sends the request that was held back to the server, and checks that it writes nothing.
     fn carry_out(&self) {
         let requests = std::mem::take(&mut self.held.lock().unwrap().requests);
         let [request] = &requests[..] else {

@@ -64,7 +64,8 @@ impl Held {
         })
     }
 
-    /// Has a request carried out if its reply is to be another one, which is returned.
+    /// If the reply to this request is to be replaced, sends the request to the server, and returns the other
+    /// reply.
     fn replaces(&self, request: &[u8], target: SocketAddr) -> Option<&'static [u8]> {
         let (_, reply) = self.unreadable.filter(|(it, _)| has(request, &[it]))?;
         let mut server = TcpStream::connect(target).unwrap();

@@ -9,8 +9,8 @@ use lockkeeper_testkit::until;
 use crate::common::Witness;
 use crate::common::contended::SetOnDrop;
 
-/// Has the keepers, each with a wait for outages, lock `a` again and again, while `fail_over` has another server take over.
-/// Grants go on before and after it.
+/// The keepers lock `a` repeatedly, each with a wait for outages. Meanwhile `fail_over` makes another server take
+/// over. Grants go on before and after it.
 pub(crate) fn through_fail_over(keepers: &[LockKeeper], fail_over: impl FnOnce()) {
     let witness = Witness::new(true);
     let enough = || {

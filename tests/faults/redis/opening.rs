@@ -149,7 +149,7 @@ fn text_of_server_is_escaped(_: RedisKind) {
     }
 }
 
-/// Arrays and strings that go on for ever, and arrays in arrays.
+/// Endless arrays and strings, and arrays in arrays.
 fn replies_without_end(_: RedisKind) {
     const MIB: usize = 1 << 20;
     for (start, part) in [

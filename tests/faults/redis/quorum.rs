@@ -170,7 +170,7 @@ fn open_with(urls: &[String], keys: &str) -> LockKeeper {
     opened(&format!("quorum:?{}&{keys}", members.join("&")))
 }
 
-/// Two callers that began at different members gave way to each other for ever.
+/// Two callers that began at different members used to give way to each other forever.
 fn quorum_grants_go_on_while_a_member_is_slow(kind: RedisKind) {
     let (servers, proxies) = three(kind);
     let urls = via(&servers, &proxies);

@@ -84,7 +84,7 @@ fn fail_over(kind: RedisKind, break_primary: fn(&SentinelSet)) {
     until("no key is left", || keys_left(set.server(next)).is_empty());
 }
 
-/// Has the replicas forget what they know of any lock, as if they had not heard of it before the fail-over.
+/// Empties the replicas, as if they had not received any lock before the fail-over.
 fn have_replicas_forget(set: &SentinelSet) {
     for replica in [1, 2].map(|at| set.server(at)) {
         let writable = ["CONFIG", "SET", "replica-read-only", "no"];
@@ -93,7 +93,8 @@ fn have_replicas_forget(set: &SentinelSet) {
     }
 }
 
-/// Has `sentinel` replace the primary, which goes on as if it were still one: it does not obey the sentinels.
+/// Makes `sentinel` replace the primary. The old primary refuses the sentinel's commands, and goes on as a
+/// primary.
 fn replace_disobedient_primary(set: &SentinelSet, sentinel: usize) {
     let rules = ["ACL", "SETUSER", "default", "-slaveof", "-replicaof"];
     set.server(0).command(&rules).unwrap();
