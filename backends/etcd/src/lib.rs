@@ -12,34 +12,22 @@
 // - Every grant in etcd reads or compares the base of the epochs in its own transaction. So no later grant has
 //   a smaller epoch, though openings raise the base.
 
-mod acquire;
-mod admin;
-mod attempt;
-mod batch;
-mod client;
+// The rooms, in the order in which one learns the store: driver, options, connection, wire, locks, operate.
 mod connection;
 mod driver;
-mod entry;
-mod examine;
-mod exchange;
-mod expiry;
-mod failure;
-mod grant;
-mod keys;
-mod leases;
-mod listener;
+mod locks;
+mod operate;
 mod options;
 mod plain;
 mod provider;
-mod queue;
 mod store;
-mod waiters;
 mod wire;
 
 pub use driver::EtcdDriver;
+pub use locks::lease::EtcdLease;
 pub use options::EtcdOptions;
 #[doc(hidden)]
 pub use plain::{PlainClient, decoded, encoded, number};
-pub use provider::{EtcdLease, EtcdProvider};
+pub use provider::EtcdProvider;
 
 const BACKEND: &str = "etcd";

@@ -10,7 +10,8 @@ use lockkeeper_core::Error;
 use lockkeeper_remote::Failure;
 use serde_json::Value;
 
-use crate::connection::{Connection, Connector};
+use crate::connection::Connection;
+use crate::connection::connector::Connector;
 use crate::options::EtcdOptions;
 pub use crate::wire::{decoded, encoded, number};
 
@@ -44,7 +45,7 @@ impl PlainClient {
         body: &Value,
         limit: Duration,
     ) -> Result<Option<Value>, Error> {
-        match self.0.call(path, body, limit) {
+        match self.0.call(path, body, limit, None) {
             Ok(reply) => Ok(Some(reply)),
             Err(Failure::Unanswered(_)) => Ok(None),
             Err(failure) => Err(failure.into_error()),

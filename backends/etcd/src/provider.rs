@@ -6,17 +6,17 @@ use std::time::Duration;
 #[cfg(doc)]
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, Operation, ReleaseRequest, Released, RenewRequest, Renewal, StoreInfo, StoreUrl,
-    SystemClock, Usage,
+    AcquireRequest, Admin, AttemptRequest, Backend, Capabilities, Capability, Clock, Error, Grant,
+    HostInstant, LeaseVerifier, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
+    StoreInfo, StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::senseless;
 
-use crate::acquire::acquire;
-use crate::batch::{BATCH, batch};
+use crate::locks::batch::batch;
+use crate::locks::together::BATCH;
+use crate::locks::wait::wait;
 use crate::store::Store;
-use crate::wire::Seen;
-use crate::{BACKEND, EtcdOptions};
+use crate::{BACKEND, EtcdLease, EtcdOptions};
 
 /// The largest limit of a semaphore: each attempt reads all its permits.
 const MAX_PERMITS: u32 = 1_000;
@@ -48,16 +48,6 @@ pub struct EtcdProvider {
     store: Arc<Store>,
 }
 
-/// A lock as etcd keeps it: its key, and the lease to which the key is bound.
-#[derive(Clone, Debug)]
-pub struct EtcdLease {
-    pub(crate) key: String,
-    pub(crate) seen: Seen,
-    pub(crate) lease: i64,
-    /// The value of the key.
-    pub(crate) value: String,
-}
-
 impl EtcdProvider {
     /// Connects, logs in and tries whether the user may do what a lock needs, within the connect timeout. Locks
     /// of two namespaces never meet.
@@ -83,6 +73,7 @@ impl EtcdProvider {
     ) -> Result<Self, Error> {
         let store = Store::open(options, namespace, clock);
         let store = store.map_err(|error| error.with_backend(BACKEND))?;
+        let store = Arc::new(store);
         Ok(Self { store })
     }
 
@@ -114,14 +105,14 @@ impl StoreInfo for EtcdProvider {
             .with(Capability::Shared)
             .with(Capability::Permits)
             .with_max_permits(MAX_PERMITS)
-            .with_min_ttl(self.store.min_ttl())
+            .with_min_ttl(self.store.leases.min_ttl())
             .with_ttl_step(Duration::from_secs(1))
             .with_batch(BATCH)
             .with_attempt_limit(self.store.client.attempt())
     }
 
     fn usage(&self) -> Option<Usage> {
-        Some(self.store.client.connector.counts.usage())
+        Some(self.store.client.connector.learned.counts.usage())
     }
 
     fn admin(&self) -> Option<&dyn Admin> {
@@ -133,7 +124,20 @@ impl Backend for EtcdProvider {
     type Lease = EtcdLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<EtcdLease>>, Error> {
-        acquire(&self.store, request)
+        if let Some(deadline) = request.deadline() {
+            return wait(&self.store, request, deadline);
+        }
+        let (deadline, answer) = (request.end(), None);
+        let deadline = deadline.min(request.now() + self.store.client.attempt());
+        let attempt = AttemptRequest {
+            request,
+            deadline,
+            answer,
+        };
+        match self.single(Operation::Acquire(attempt)) {
+            Operation::Acquire(it) => it.answer.unwrap_or_else(|| Err(senseless())),
+            _ => Err(senseless()),
+        }
     }
 
     /// Deletes the keys of the request. What arrives later is bound to a lease that is not kept alive.

@@ -2,9 +2,9 @@
 
 use lockkeeper_core::{Error, Mode, limit_mismatch};
 
-use crate::entry::Entry;
-use crate::keys::{KeyRange, NameKeys};
 use crate::wire::KeyValue;
+use crate::wire::entry::Entry;
+use crate::wire::keys::{KeyRange, NameKeys};
 
 /// What a request has to wait for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(crate) enum Turn {
 pub(crate) fn turn(mode: Mode, keys: &NameKeys, all: &[KeyValue], created: Option<i64>) -> Turn {
     let before = all
         .iter()
-        .take_while(|it| created.is_none_or(|created| it.created < created));
+        .take_while(|it| created.is_none_or(|created| it.seen.created < created));
     if let Mode::Permit { limit } = mode {
         let before = u32::try_from(before.count()).unwrap_or(u32::MAX);
         return match before.checked_sub(limit) {
@@ -55,7 +55,7 @@ pub(crate) fn turn(mode: Mode, keys: &NameKeys, all: &[KeyValue], created: Optio
 fn free_slot(all: &[KeyValue], own: Option<i64>) -> u32 {
     let mut taken: Vec<_> = all
         .iter()
-        .filter(|it| Some(it.created) != own)
+        .filter(|it| Some(it.seen.created) != own)
         .filter_map(|it| Entry::read(&it.value).slot())
         .collect();
     taken.sort_unstable();
@@ -88,6 +88,7 @@ mod tests {
     use lockkeeper_core::LockName;
 
     use super::*;
+    use crate::wire::Seen;
 
     fn all(keys: &[(&str, Option<u32>)]) -> (NameKeys, Vec<KeyValue>) {
         let name = NameKeys::new("n", &LockName::new("a").unwrap(), false);
@@ -96,8 +97,10 @@ mod tests {
             key: format!("{prefix}{key}"),
             value: serde_json::json!({ "held": slot.is_some(), "slot": slot, "limit": 2 })
                 .to_string(),
-            created: i64::try_from(at).unwrap() * 10,
-            modified: 0,
+            seen: Seen {
+                created: i64::try_from(at).unwrap() * 10,
+                modified: 0,
+            },
             lease: 0,
         };
         (name, keys.iter().enumerate().map(read).collect())

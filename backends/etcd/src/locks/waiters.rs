@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_utils::sync::Unparker;
 
-use crate::attempt::Queued;
-use crate::keys::{KeyRange, name_prefix};
-use crate::queue::Ahead;
+use super::queue::Ahead;
+use crate::wire::keys::{KeyRange, name_prefix};
 
 /// The stream goes on to tell of deletions this long after the last wait: the next one needs no other stream.
 const LINGER: Duration = Duration::from_secs(1);
@@ -63,14 +62,21 @@ impl Waiting {
 }
 
 impl Waiters {
-    /// Enters a request for the name with these keys. Returns the request's number.
-    pub(crate) fn enter(&mut self, keys: &KeyRange, queued: &Queued, signal: Signal) -> u64 {
+    /// Enters a request for the name with these keys, and what was ahead of it at a revision. Returns the request's
+    /// number.
+    pub(crate) fn enter(
+        &mut self,
+        keys: &KeyRange,
+        ahead: Ahead,
+        revision: i64,
+        signal: Signal,
+    ) -> u64 {
         let mut waiting = Waiting {
-            ahead: queued.ahead.clone(),
-            revision: queued.revision,
+            ahead,
+            revision,
             signal,
         };
-        if self.told_from.is_some_and(|from| queued.revision < from) {
+        if self.told_from.is_some_and(|from| revision < from) {
             // The deletion that it waits for may be forgotten.
             waiting.signal.wake();
         }
@@ -132,8 +138,6 @@ impl Waiters {
 mod tests {
     use crossbeam_utils::sync::Parker;
 
-    use crate::wire::Seen;
-
     use super::*;
 
     const NAME: &str = "lockkeeper/n/l/a/";
@@ -147,19 +151,14 @@ mod tests {
                 Some(key) => KeyRange::one(format!("{NAME}{key}")),
                 None => self.1.clone(),
             };
-            let (created, modified) = (1, 1);
-            let queued = Queued {
-                seen: Seen { created, modified },
-                revision,
-                ahead: Ahead { keys, deletions },
-            };
+            let ahead = Ahead { keys, deletions };
             let is_due = Arc::<AtomicBool>::default();
             let unparker = Parker::new().unparker().clone();
             let signal = Signal {
                 is_due: Arc::clone(&is_due),
                 unparker,
             };
-            self.0.enter(&self.1, &queued, signal);
+            self.0.enter(&self.1, ahead, revision, signal);
             is_due
         }
 

@@ -12,7 +12,7 @@
 use lockkeeper_core::{AcquireRequest, LockName, Mode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use crate::entry::owner_text;
+use super::entry::owner_text;
 
 const PART: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')

@@ -6,14 +6,14 @@ use std::time::Duration;
 use lockkeeper_core::{Error, Finding, HostInstant};
 use serde_json::{Value, json};
 
-use crate::failure::Refusal;
+use crate::connection::failure::Refusal;
 use crate::store::Store;
 
 /// A member that the URL names, and its status.
 type Told<'a> = (&'a str, Result<Value, Error>);
 
 pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
-    let left = deadline.saturating_since(store.clock.now());
+    let left = deadline.saturating_since(store.client.clock.now());
     let told = store.client.connector.statuses(left);
     if let Some(error) = told.iter().find_map(|(_, status)| status.as_ref().err())
         && told.iter().all(|(_, status)| status.is_err())
@@ -34,7 +34,7 @@ pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Findin
         Finding::fine("leader", "the cluster has a leader"),
         members(&list),
         alarms(&ask("/v3/maintenance/alarm")),
-        ttl(store.min_ttl()),
+        ttl(store.leases.min_ttl()),
     ]);
     Ok(findings)
 }

@@ -1,96 +1,68 @@
-//! Acquires a name: one attempt, or a wait in the queue of its keys.
+//! Waits for a name in the queue of its keys.
 
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 use lockkeeper_remote::{Failure, LAST_ATTEMPT};
 
-use crate::attempt::{Answer, Attempt, Queued};
-use crate::provider::EtcdLease;
+use super::attempt::{Answer, Attempt, Queued, Stage};
+use super::lease::EtcdLease;
 use crate::store::Store;
 
 /// A waiter looks this often for its turn, at the most, where no notification came.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
-pub(crate) fn acquire(
+/// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says, with a wait until `deadline`.
+pub(crate) fn wait(
     store: &Store,
     request: &AcquireRequest<'_>,
-) -> Result<Option<Grant<EtcdLease>>, Error> {
-    try_acquire(store, request).map_err(Failure::into_error)
-}
-
-/// Acquires a name as [`acquire`] does. The failure says what is left of the last request.
-pub(crate) fn try_acquire(
-    store: &Store,
-    request: &AcquireRequest<'_>,
-) -> Result<Option<Grant<EtcdLease>>, Failure> {
-    let mut attempt = Attempt::new(store, request);
-    match request.deadline() {
-        None => attempt_once(&mut attempt),
-        Some(deadline) => wait(&mut attempt, deadline),
-    }
-}
-
-fn attempt_once(attempt: &mut Attempt<'_>) -> Result<Option<Grant<EtcdLease>>, Failure> {
-    let request = attempt.request;
-    let until = request
-        .end()
-        .min(request.now() + attempt.store.client.attempt());
-    match attempt.ask(None, until)? {
-        Answer::Granted(grant) => Ok(Some(grant)),
-        Answer::Queued(_) | Answer::Busy => {
-            request.contended();
-            Ok(None)
-        }
-    }
-}
-
-fn wait(
-    attempt: &mut Attempt<'_>,
     deadline: HostInstant,
-) -> Result<Option<Grant<EtcdLease>>, Failure> {
-    let request = attempt.request;
+) -> Result<Option<Grant<EtcdLease>>, Error> {
+    let mut attempt = Attempt::new(store, request);
     let until = request.end().min(deadline + LAST_ATTEMPT);
+    let on_turn = |queued: &Queued| match request.mode().is_permit() {
+        true => Stage::Look,
+        false => Stage::OnTurn(queued.seen),
+    };
     let mut queued: Option<Queued> = None;
-    let mut is_woken = true;
+    let mut stage = Stage::Free;
     // Busy is the answer only if the store said so last.
     let mut has_failed = false;
     loop {
+        let is_over = request.is_cancelled() || (!has_failed && request.now() >= deadline);
         if let Some(queued) = &queued
-            && (!has_failed || request.is_cancelled())
-            && (request.is_cancelled() || request.now() >= deadline)
+            && is_over
         {
-            leave(attempt, queued.seen.created, until);
+            leave(&attempt, queued.seen.created, until);
             return Ok(None);
         }
-        let seen = queued.as_ref().map(|it| it.seen);
-        let answer = match is_woken {
-            true => attempt.ask(seen, until).map(Some),
-            false => attempt.look(until),
-        };
+        let answer = attempt.ask(stage, until);
         has_failed = answer.is_err();
         match answer {
-            Ok(Some(Answer::Granted(grant))) => return Ok(Some(grant)),
-            Ok(Some(Answer::Queued(position))) => {
+            Ok(Answer::Granted(grant)) => return Ok(Some(grant)),
+            Ok(Answer::Queued(position)) => {
                 request.contended();
-                is_woken = park(attempt, &position, deadline);
+                stage = match park(&attempt, &position, deadline) {
+                    true => on_turn(&position),
+                    false => Stage::Look,
+                };
                 queued = Some(position);
             }
-            Ok(Some(Answer::Busy) | None) => is_woken = true,
+            // A request that waits is one or the other.
+            Ok(Answer::Busy) => stage = Stage::Look,
             Err(failure) => {
                 // Its key may be in the queue. If it asks again at once, it keeps its position.
                 let has_entered = queued.is_some() || attempt.has_entered;
                 let may_be_queued = has_entered || matches!(failure, Failure::Unanswered(_));
                 if may_be_queued && request.retry(failure.error()) {
-                    is_woken = true;
+                    stage = queued.as_ref().map_or(Stage::Free, on_turn);
                     continue;
                 }
                 // A key that stays behind ends with its lease.
                 if has_entered {
-                    retire_waiting(attempt);
+                    store.leases.retire_waiting();
                 }
-                return Err(failure);
+                return Err(failure.into_error());
             }
         }
     }
@@ -100,7 +72,11 @@ fn wait(
 fn park(attempt: &Attempt<'_>, position: &Queued, deadline: HostInstant) -> bool {
     let request = attempt.request;
     let listener = &attempt.store.listener;
-    let waiter = listener.enter(attempt.keys.all(), position);
+    let waiter = listener.enter(
+        attempt.keys.all(),
+        position.ahead.clone(),
+        position.revision,
+    );
     let unparker = waiter.unparker();
     let cancel = request.cancel();
     let _wake = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));
@@ -118,13 +94,8 @@ fn park(attempt: &Attempt<'_>, position: &Queued, deadline: HostInstant) -> bool
 /// Gives the position up. A waiter behind learns of it as of a release. The caller of an acquisition waits for this.
 fn leave(attempt: &Attempt<'_>, created: i64, until: HostInstant) {
     let until = until.min(attempt.request.now() + LAST_ATTEMPT);
-    if attempt.store.delete(&attempt.key, created, until).is_err() {
-        retire_waiting(attempt);
-    }
-}
-
-/// Retires the lease of this process' waiting keys, so that they end soon unless their waiters move them to another.
-fn retire_waiting(attempt: &Attempt<'_>) {
     let store = attempt.store;
-    store.leases.retire_for(store.min_ttl());
+    if store.delete(&attempt.key, created, until).is_err() {
+        store.leases.retire_waiting();
+    }
 }

@@ -4,21 +4,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Clock, Error, HostInstant};
-use lockkeeper_remote::{Failure, Pool, Server};
+use lockkeeper_remote::{Endpoint, Failure, Pool, Server};
 use serde_json::Value;
 
-use crate::connection::{Connection, Connector};
+use super::Connection;
+use super::connector::Connector;
 use crate::options::EtcdOptions;
-use crate::wire::Txn;
+use crate::wire::keys::KeyRange;
+use crate::wire::txn::{Txn, TxnReply};
+use crate::wire::{Found, range};
 
 /// The connections of a provider.
 pub(crate) struct Client {
-    pub(crate) connector: Arc<Connector>,
+    pub(crate) connector: Connector,
     pool: Pool<Connection>,
     pool_size: u32,
     attempt: Duration,
     response_timeout: Duration,
-    clock: Arc<dyn Clock>,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 impl Client {
@@ -26,7 +29,7 @@ impl Client {
         options.check()?;
         let remote = &options.remote;
         Ok(Self {
-            connector: Arc::new(Connector::new(options)?),
+            connector: Connector::new(options)?,
             pool: Pool::new(remote.pool_size),
             pool_size: remote.pool_size,
             attempt: remote.attempt_time(),
@@ -41,18 +44,8 @@ impl Client {
     }
 
     /// Sends a request and reads the reply, until `until` and within the response timeout. Another member
-    /// is asked if the first cannot serve.
+    /// is asked if the first cannot serve. A cancel closes the connection, and ends the call with that.
     pub(crate) fn call(
-        &self,
-        path: &str,
-        body: &Value,
-        until: HostInstant,
-    ) -> Result<Value, Failure> {
-        self.cancellable(path, body, until, None)
-    }
-
-    /// As [`call`](Self::call), but a cancel closes the connection, and ends the call with that.
-    pub(crate) fn cancellable(
         &self,
         path: &str,
         body: &Value,
@@ -62,19 +55,16 @@ impl Client {
         let left = || until.saturating_since(self.clock.now());
         let Some(mut slot) = self.pool.checkout(left()) else {
             let advice = ", or hold and acquire fewer locks at the same time";
-            let server = Server::new("etcd", &lockkeeper_remote::Endpoint::tcp("", 0));
-            return Err(Failure::NotSent(server.exhausted(
-                self.pool_size,
-                "",
-                advice,
-            )));
+            let server = Server::new("etcd", &Endpoint::tcp("", 0));
+            let error = server.exhausted(self.pool_size, "", advice);
+            return Err(Failure::NotSent(error));
         };
         // A member that has forgotten the login is asked again.
-        let mut untried = self.connector.members().max(2);
+        let mut untried = self.connector.members.len().max(2);
         loop {
             let connect = |left| self.connector.connect(left);
             let answer = slot.run(&*self.clock, until, connect, |connection, left| {
-                connection.cancellable(path, body, left.min(self.response_timeout), cancel)
+                connection.call(path, body, left.min(self.response_timeout), cancel)
             });
             untried = untried.saturating_sub(1);
             match answer {
@@ -85,7 +75,24 @@ impl Client {
     }
 
     /// Carries out a transaction.
-    pub(crate) fn txn(&self, txn: Txn, until: HostInstant) -> Result<Value, Failure> {
-        self.call("/v3/kv/txn", &txn.body(), until)
+    pub(crate) fn txn(
+        &self,
+        txn: Txn,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Result<TxnReply, Failure> {
+        let reply = self.call("/v3/kv/txn", &txn.body(), until, cancel)?;
+        Ok(TxnReply::read(&reply))
+    }
+
+    /// Reads keys.
+    pub(crate) fn read(
+        &self,
+        keys: &KeyRange,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Found, Failure> {
+        let reply = self.call("/v3/kv/range", &range(keys), until, cancel)?;
+        Ok(Found::read(&reply))
     }
 }

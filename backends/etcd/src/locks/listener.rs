@@ -10,8 +10,8 @@
 //! watches begin at the present: etcd serves one that begins in the past only every 100 ms.
 
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -21,11 +21,11 @@ use lockkeeper_remote::Backoff;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::attempt::Queued;
-use crate::connection::Connector;
-use crate::keys::{CommonKeys, KeyRange};
-use crate::store::Store;
-use crate::waiters::{Signal, Waiters};
+use super::queue::Ahead;
+use super::waiters::{Signal, Waiters};
+use crate::connection::Watch;
+use crate::connection::client::Client;
+use crate::wire::keys::{CommonKeys, KeyRange};
 use crate::wire::{decoded, number, revision, watch, watch_deletions};
 
 /// A provider listens this long after its first grant, so that a program that only locks for a moment
@@ -39,16 +39,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The waiters and keepers of a provider, and the stream that tells them.
 pub(crate) struct Listener {
-    connector: Arc<Connector>,
+    client: Arc<Client>,
     keys: CommonKeys,
-    /// Dropped with the provider, which ends the thread.
-    store: Weak<Store>,
     pub(crate) verifiers: LeaseVerifiers,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
+    /// Whether the provider was dropped, which ends the thread.
+    is_closed: bool,
     thread: Option<Thread>,
     /// Ends the stream when it is shut down.
     socket: Option<TcpStream>,
@@ -67,15 +67,10 @@ struct Endings {
 }
 
 impl Listener {
-    pub(crate) fn new(
-        connector: Arc<Connector>,
-        keys: CommonKeys,
-        store: Weak<Store>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(client: Arc<Client>, keys: CommonKeys) -> Arc<Self> {
         Arc::new(Self {
-            connector,
+            client,
             keys,
-            store,
             verifiers: LeaseVerifiers::default(),
             state: Mutex::default(),
         })
@@ -89,15 +84,16 @@ impl Listener {
         }
     }
 
-    /// Registers a waiter for the name with these keys until the result is dropped.
-    pub(crate) fn enter(self: &Arc<Self>, keys: KeyRange, queued: &Queued) -> Waiter {
+    /// Registers a waiter for the name with these keys until the result is dropped. It waits for what was ahead at a
+    /// revision.
+    pub(crate) fn enter(self: &Arc<Self>, keys: KeyRange, ahead: Ahead, revision: i64) -> Waiter {
         let parker = Parker::new();
         let signal = Signal {
             is_due: Arc::default(),
             unparker: parker.unparker().clone(),
         };
         let mut state = self.state.lock();
-        let id = state.waiters.enter(&keys, queued, signal.clone());
+        let id = state.waiters.enter(&keys, ahead, revision, signal.clone());
         if let Some(socket) = &state.socket
             && !state.is_for_waiters
         {
@@ -132,9 +128,10 @@ impl Listener {
         Some(started.ok()?.thread().clone())
     }
 
-    /// Ends the thread soon, for a store that is dropped.
+    /// Ends the thread soon, for a provider that is dropped.
     pub(crate) fn close(&self) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.is_closed = true;
         if let Some(socket) = &state.socket {
             let _ = socket.shutdown(Shutdown::Both);
         }
@@ -148,8 +145,8 @@ impl Listener {
     fn rests(&self) -> bool {
         // Locked, so that a waiter that comes now is either seen or starts the thread.
         let mut state = self.state.lock();
-        let is_used = self.store.strong_count() > 0
-            && !(self.verifiers.is_empty() && state.waiters.is_unused());
+        let is_idle = self.verifiers.is_empty() && state.waiters.is_unused();
+        let is_used = !state.is_closed && !is_idle;
         if !is_used {
             state.thread = None;
         }
@@ -190,11 +187,11 @@ impl Listener {
     /// at the most, and each must be confirmed. The watch for waiters is the last: before its confirmation, the server
     /// tells of no deletion.
     fn listen(&self, known: &mut Option<Endings>) -> Option<()> {
-        let mut connection = self.connector.connect(Duration::MAX).ok()?;
+        let mut stream = Watch::new(self.client.connector.connect(Duration::MAX).ok()?);
         // Without it, neither a waiter nor a provider that is dropped could end the stream.
-        let socket = connection.socket().try_clone().ok()?;
+        let socket = stream.socket().try_clone().ok()?;
         let mut state = self.state.lock();
-        if self.store.strong_count() == 0 {
+        if state.is_closed {
             // It was closed before there was a socket to shut down.
             return None;
         }
@@ -208,10 +205,10 @@ impl Listener {
             requests += &watch_deletions(&self.keys.namespace());
             unconfirmed += 1;
         }
-        connection.watch(&requests, REPLY_TIME).ok()?;
+        stream.begin(&requests, REPLY_TIME).ok()?;
         loop {
             let limit = (unconfirmed > 0).then_some(REPLY_TIME);
-            let message = connection.next_message(limit).ok()??;
+            let message = stream.next(limit).ok()??;
             let result = message.get("result")?;
             if result.get("canceled").is_some() {
                 return None;
@@ -237,13 +234,12 @@ impl Listener {
 
     /// Reads what ended leases so far, and verifies them unless that is `known`.
     fn compare(&self, known: &mut Option<Endings>) -> Option<()> {
-        let store = self.store.upgrade()?;
-        let until = store.clock.now() + REPLY_TIME;
-        let (found, _) = store.read(&self.keys.all(), until).ok()?;
-        let found = |key: &str| found.iter().find(|it| it.key == key);
+        let until = self.client.clock.now() + REPLY_TIME;
+        let found = self.client.read(&self.keys.all(), until, None).ok()?;
+        let seen = |key: &str| found.all.iter().find(|it| it.key == key).map(|it| it.seen);
         let endings = Some(Endings {
-            unlocked: found(&self.keys.ended).map_or(0, |it| it.modified),
-            base: found(&self.keys.base).map_or(0, |it| it.created),
+            unlocked: seen(&self.keys.ended).map_or(0, |it| it.modified),
+            base: seen(&self.keys.base).map_or(0, |it| it.created),
         });
         if *known != endings {
             self.verifiers.verify_all();

@@ -1,0 +1,238 @@
+//! Operations of many callers: attempts that do not wait, renewals and releases.
+
+use std::collections::HashSet;
+
+use lockkeeper_core::{
+    Error, ErrorKind, Grant, HostInstant, Operation, Released, RenewRequest, Renewal,
+};
+use lockkeeper_remote::Failure;
+
+use super::attempt::{Answer, Attempt, Bound};
+use super::lease::EtcdLease;
+use super::leases::Lease;
+use crate::connection::failure::Refusal;
+use crate::store::Store;
+use crate::wire::txn::{Txn, TxnReply, put, unchanged};
+
+/// What an operation needs beside itself.
+enum Part<'a> {
+    Attempt(Attempt<'a>, Bound),
+    /// The lease to be bound to, and when the renewal was asked for.
+    Renewal(Lease, HostInstant),
+    Release,
+}
+
+/// Carries out all operations, and answers each.
+///
+/// A server with a smaller `--max-txn-ops` refuses a batch and does nothing of it. Later batches are half as large.
+pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) {
+    let Some(until) = operations.iter().map(Operation::deadline).max() else {
+        return;
+    };
+    let most = store.together.most();
+    if operations.len() > most {
+        let parts = operations.chunks_mut(most);
+        return parts.for_each(|part| batch(store, part));
+    }
+    // A cancel closes the connection, so it must not concern others.
+    let cancel = match operations {
+        [Operation::Acquire(single)] => single.request.cancel(),
+        _ => None,
+    };
+    // Once more if a lease of this process turned out to have ended: then nothing was done. A renewal is
+    // repeated as well if its reply is missing, or if an earlier renewal has moved the key. That does no harm.
+    for is_last in [false, true] {
+        let (asked, txns) = prepare(store, operations, until);
+        if txns.is_empty() {
+            return;
+        }
+        let replies = store.together.carry_out(&store.client, txns, until, cancel);
+        if Refusal::TooManyOperations.is_in(&replies) && asked.len() > 1 {
+            store.together.halve(asked.len());
+            return batch(store, operations);
+        }
+        let is_lease_gone = Refusal::LeaseGone.is_in(&replies);
+        match replies {
+            Ok(replies) => {
+                for ((operation, part), reply) in asked.into_iter().zip(replies) {
+                    answer(store, operation, part, reply, until);
+                }
+            }
+            Err(failure) => {
+                let is_lost = matches!(failure, Failure::Unanswered(_));
+                for (operation, part) in asked {
+                    if let Part::Attempt(_, bound) = part
+                        && (is_lost || is_lease_gone)
+                    {
+                        store.leases.retire(bound.lease.id);
+                    }
+                    let is_repeated = is_lost && matches!(operation, Operation::Renew(_));
+                    if is_last || !(is_lease_gone || is_repeated) {
+                        operation.fail(failure.error().clone());
+                    }
+                }
+            }
+        }
+    }
+    for operation in operations.iter_mut().filter(|it| !it.is_answered()) {
+        let text = "an earlier renewal of the lock was carried out late; renew again";
+        operation.fail(Error::new(ErrorKind::Unavailable, text));
+    }
+}
+
+type Asked<'o, 'a, 's> = (&'o mut Operation<'a, EtcdLease>, Part<'s>);
+
+/// Makes the transactions of all operations that have no answer.
+fn prepare<'o, 's, 'a: 's>(
+    store: &'s Store,
+    operations: &'o mut [Operation<'a, EtcdLease>],
+    until: HostInstant,
+) -> (Vec<Asked<'o, 'a, 's>>, Vec<Txn>) {
+    // One keep-alive serves all renewals with the same ttl.
+    let asked_at = store.client.clock.now();
+    // The first failure is that of all further operations: they are not to wait for another one.
+    let mut failed: Option<Failure> = None;
+    let leased: HashSet<_> = operations.iter().filter_map(key_of).collect();
+    let (mut asked, mut txns) = (Vec::new(), Vec::new());
+    for operation in operations.iter_mut().filter(|it| !it.is_answered()) {
+        let prepared = match (&*operation, &failed) {
+            (Operation::Release(it), _) => {
+                let (key, created) = (&it.lease.key, it.lease.seen.created);
+                Ok((Part::Release, Txn::delete(key, created)))
+            }
+            (_, Some(failure)) => Err(failure.clone()),
+            (Operation::Acquire(it), None) => {
+                let mut attempt = Attempt::new(store, it.request);
+                if leased.contains(&attempt.key) {
+                    // One transaction must not write it twice.
+                    attempt.key = attempt.keys.of(it.request);
+                }
+                let bound = attempt.bind(until);
+                bound.map(|bound| {
+                    let txn = attempt.first(&bound);
+                    (Part::Attempt(attempt, bound), txn)
+                })
+            }
+            (Operation::Renew(it), None) => {
+                // The rest of a fixed lease is verified on the lease that it has.
+                let known = store.leases.ttl_of(it.lease.lease);
+                let ttl = known.map_or(it.ttl, |known| known.max(it.ttl));
+                let lease = store.leases.current(ttl, asked_at, until, None);
+                lease.map(|lease| (Part::Renewal(lease, asked_at), renew(it.lease, lease)))
+            }
+        };
+        match prepared {
+            Ok((part, txn)) => {
+                asked.push((operation, part));
+                txns.push(txn);
+            }
+            Err(failure) => {
+                operation.fail(failure.error().clone());
+                failed.get_or_insert(failure);
+            }
+        }
+    }
+    (asked, txns)
+}
+
+/// Returns the key of the lease that an operation is about.
+fn key_of(operation: &Operation<'_, EtcdLease>) -> Option<String> {
+    match operation {
+        Operation::Acquire(_) => None,
+        Operation::Renew(it) => Some(it.lease.key.clone()),
+        Operation::Release(it) => Some(it.lease.key.clone()),
+    }
+}
+
+/// Returns the transaction that reads a key, or moves it to another lease.
+fn renew(held: &EtcdLease, lease: Lease) -> Txn {
+    let read = Txn::get(&held.key);
+    if held.lease == lease.id {
+        return read;
+    }
+    Txn {
+        // A late move must not bind the key to a lease that this process has retired.
+        compare: vec![unchanged(&held.key, held.seen)],
+        then: vec![put(&held.key, &held.value, lease.id)],
+        // An earlier move whose reply is missing may have written it.
+        otherwise: read.then,
+    }
+}
+
+/// Answers an operation by the reply to its transaction. A renewal may have to be repeated.
+fn answer(
+    store: &Store,
+    operation: &mut Operation<'_, EtcdLease>,
+    part: Part<'_>,
+    reply: TxnReply,
+    until: HostInstant,
+) {
+    match (operation, part) {
+        (Operation::Acquire(it), Part::Attempt(attempt, bound)) => {
+            let answer = attempted(attempt, &bound, reply, until);
+            it.answer = Some(answer.map_err(Failure::into_error));
+        }
+        (Operation::Renew(it), Part::Renewal(lease, asked_at)) => {
+            it.answer = renewed(store, it, lease, asked_at, reply).map(Ok);
+        }
+        (Operation::Release(it), Part::Release) => {
+            store.expiry.remove(&it.lease.key, it.lease.seen.created);
+            it.answer = Some(Ok(match reply.succeeded {
+                true => Released::Done,
+                false => Released::AlreadyLost,
+            }));
+        }
+        _ => {}
+    }
+}
+
+/// Returns what came of an attempt. If the name was not free, it goes on by itself: an earlier attempt of the request may
+/// have taken the name, the base of the epochs may have been raised, and a permit may be free beside others.
+fn attempted(
+    mut attempt: Attempt<'_>,
+    bound: &Bound,
+    reply: TxnReply,
+    until: HostInstant,
+) -> Result<Option<Grant<EtcdLease>>, Failure> {
+    let asked = attempt.read(reply, None, 0, bound, until)?;
+    match attempt.go_on(asked, until)? {
+        Answer::Granted(grant) => Ok(Some(grant)),
+        Answer::Queued(_) | Answer::Busy => {
+            attempt.request.contended();
+            Ok(None)
+        }
+    }
+}
+
+/// Returns what came of a renewal: its key was moved, or found. `None` if the key is bound to another lease: an earlier
+/// renewal has moved it, and it is to be moved again.
+fn renewed(
+    store: &Store,
+    renewal: &mut RenewRequest<'_, EtcdLease>,
+    lease: Lease,
+    asked_at: HostInstant,
+    reply: TxnReply,
+) -> Option<Renewal> {
+    let held = &mut *renewal.lease;
+    let revision = reply.revision;
+    match reply.found().map(|found| found.all.into_iter().next()) {
+        None => {
+            held.seen.modified = revision;
+            held.lease = lease.id;
+        }
+        Some(Some(found)) if found.seen.created == held.seen.created => {
+            held.seen = found.seen;
+            held.lease = found.lease;
+        }
+        Some(_) => {
+            store.expiry.remove(&held.key, held.seen.created);
+            return Some(Renewal::Lost);
+        }
+    }
+    if held.lease != lease.id {
+        return None;
+    }
+    let (created, ends) = (held.seen.created, asked_at + renewal.ttl);
+    store.expiry.enter(&held.key, created, lease.id, ends);
+    Some(Renewal::Renewed)
+}
