@@ -22,11 +22,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, ErasedLease, Error, ErrorKind, Grant, HostInstant};
+use lockkeeper_core::{
+    AcquireRequest, CancelRegistration, ErasedLease, Error, ErrorKind, Grant, HostInstant,
+};
 
 use crate::ballot::{Vote, majority};
-use crate::hold::{Hold, PATIENCE, QuorumLease};
-use crate::member::{Job, Member};
+use crate::hold::{Ask, Hold, Job, PATIENCE, QuorumLease};
+use crate::member::Member;
 use crate::provider::{Quorum, few_members};
 
 /// The mean pause before another vote. It doubles with each vote.
@@ -164,21 +166,10 @@ impl<'a> Acquisition<'a> {
         let (quorum, request) = (self.quorum, self.request);
         loop {
             let now = request.now();
-            let ttl = quorum.member_ttl(request.ttl());
+            let epoch = (self.refused > 0).then(|| self.next_epoch());
             let is_asked = |at| at == member.index;
             let leases = no_leases(quorum);
-            let hold = Arc::new(Hold::new(request.name().clone(), ttl, 0, leases, is_asked));
-            let epoch = match self.refused {
-                0 => None,
-                _ => Some(self.next_epoch()),
-            };
-            member.post(Job::Propose {
-                hold: Arc::clone(&hold),
-                epoch,
-                ttl,
-                deadline,
-            });
-            let _wake = hold.wake_on_cancel(request);
+            let (hold, _wake) = self.propose(leases, epoch, is_asked, deadline);
             let (vote, error) = hold.vote_of(member.index, request, until);
             if request.is_cancelled() {
                 self.give_way(&hold);
@@ -194,6 +185,33 @@ impl<'a> Acquisition<'a> {
                 vote => return Ok((vote, error)),
             }
         }
+    }
+
+    /// Asks members that have granted nothing for a vote on an epoch, or for a grant with an epoch of their own, until
+    /// `deadline`. A cancel ends the waits for their votes until the second result is dropped.
+    fn propose(
+        &self,
+        leases: Leases,
+        epoch: Option<u64>,
+        is_asked: impl Fn(usize) -> bool,
+        deadline: HostInstant,
+    ) -> (Arc<Hold>, Option<CancelRegistration>) {
+        let (name, ttl) = (self.request.name().clone(), self.request.ttl());
+        let ttl = self.quorum.member_ttl(ttl);
+        let members = self.quorum.members.iter().zip(&leases);
+        let asked = members.filter(|(it, lease)| lease.is_none() && is_asked(it.index));
+        let asked: Vec<_> = asked.map(|(member, _)| member).collect();
+        let epoch_of_vote = epoch.unwrap_or_default();
+        let hold = Arc::new(Hold::new(name, ttl, epoch_of_vote, leases, is_asked));
+        for member in asked {
+            member.post(Job {
+                hold: Arc::clone(&hold),
+                ask: Ask::Propose { epoch, ttl },
+                deadline,
+            });
+        }
+        let wake = hold.wake_on_cancel(self.request);
+        (hold, wake)
     }
 
     /// Waits in the queue of a member, if the caller waits at all.

@@ -10,7 +10,7 @@ use lockkeeper_core::{
 };
 
 use crate::ballot::majority;
-use crate::member::Job;
+use crate::member::Task;
 use crate::provider::{Quorum, few_members};
 
 /// How far the epochs of one grant are apart: a member may count by the microsecond.
@@ -43,7 +43,7 @@ impl Quorum {
         let (answers, answered) = mpsc::channel();
         for member in &self.members {
             let (answers, asked, index) = (answers.clone(), asked.clone(), member.index);
-            member.post(Job::Ask(Box::new(move |store| {
+            member.post_task(Task::Ask(Box::new(move |store| {
                 let answer = store.and_then(|store: &dyn LockProvider| match store.admin() {
                     Some(admin) => question(admin, &asked),
                     None => Err(Error::unreachable(

@@ -3,18 +3,20 @@
 mod answers;
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, CancelRegistration, ErasedLease, Error, Grant, HostInstant, LockName,
+    AcquireRequest, CancelRegistration, Clock, ErasedLease, Error, Grant, HostInstant, LockName,
 };
 
-use crate::ballot::{Answer, Ballot, Decision, Tally, Vote};
+use crate::ballot::{Answer, Ballot, Decision, Vote};
 use crate::lock;
 
 /// How long a majority that has answered waits for the other members. A member that takes longer is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
+/// The time in which a lease that is of no use is given back.
+pub(crate) const GIVE_BACK: Duration = Duration::from_secs(2);
 /// The longest sleep before the clock is read again: time-outs do not advance while the host is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
@@ -54,14 +56,48 @@ pub(crate) struct Round {
     pub(crate) deadline: HostInstant,
 }
 
-/// What a worker does with a lease that it was granted or has renewed.
-pub(crate) enum Next {
-    /// The hold is over.
-    Release(ErasedLease),
-    /// The lease was regained too late to be one of the hold, and its release says nothing about the hold.
-    Discard(ErasedLease),
-    /// Another renewal has begun meanwhile.
+/// What the worker of a member asks its store for a hold.
+pub(crate) struct Job {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) ask: Ask,
+    /// An answer after this is of no use.
+    pub(crate) deadline: HostInstant,
+}
+
+pub(crate) enum Ask {
+    /// A vote on an epoch, or a grant with an epoch that the member chooses.
+    Propose {
+        epoch: Option<u64>,
+        ttl: Duration,
+    },
     Renew(Round, ErasedLease),
+    /// A release, which is repeated until the lease has ended.
+    Release(ErasedLease, HostInstant),
+}
+
+impl Job {
+    /// Returns the release of a lease, which ends by itself some time after `now`.
+    pub(crate) fn release(
+        hold: &Arc<Hold>,
+        lease: ErasedLease,
+        now: HostInstant,
+        deadline: HostInstant,
+    ) -> Self {
+        Self {
+            hold: Arc::clone(hold),
+            ask: Ask::Release(lease, now + hold.ttl),
+            deadline,
+        }
+    }
+
+    /// Returns a renewal of a lease.
+    pub(crate) fn renew(hold: &Arc<Hold>, round: Round, lease: ErasedLease) -> Self {
+        Self {
+            hold: Arc::clone(hold),
+            ask: Ask::Renew(round, lease),
+            deadline: round.deadline,
+        }
+    }
 }
 
 /// The lease of one member.
@@ -133,6 +169,25 @@ impl Hold {
         request.cancel().map(|cancel| cancel.on_cancel(wake))
     }
 
+    /// Waits for what `poll` finds. Until then it returns when it is to be called again at the latest.
+    fn wait<T>(
+        &self,
+        clock: &dyn Clock,
+        mut poll: impl FnMut(&mut State, HostInstant) -> Result<T, HostInstant>,
+    ) -> T {
+        let mut state = lock(&self.state);
+        loop {
+            let now = clock.now();
+            let until = match poll(&mut state, now) {
+                Ok(found) => return found,
+                Err(until) => until,
+            };
+            let limit = until.saturating_since(now).min(LONGEST_SLEEP);
+            let slept = self.changed.wait_timeout(state, limit);
+            state = slept.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Waits for the outcome of the vote until `deadline` or a cancel. Returns it with the votes, and the first failure.
     pub(crate) fn decide(
         &self,
@@ -140,19 +195,15 @@ impl Hold {
         began: HostInstant,
         deadline: HostInstant,
     ) -> (Decision, Vec<Vote>, Option<Error>) {
-        let mut state = lock(&self.state);
-        loop {
-            let now = request.now();
+        self.wait(request.clock(), |state, now| {
             let until = match state.ballot.has_answers() {
                 true => deadline.min(began + PATIENCE),
                 false => deadline,
             };
             let is_over = now >= until || request.is_cancelled();
-            if let Some(decision) = state.ballot.decide(is_over) {
-                return (decision, state.ballot.votes().to_vec(), state.error.clone());
-            }
-            state = self.sleep(state, until.saturating_since(now));
-        }
+            let decision = state.ballot.decide(is_over).ok_or(until)?;
+            Ok((decision, state.ballot.votes().to_vec(), state.error.clone()))
+        })
     }
 
     /// Waits for the vote of one member until `deadline` or a cancel. Returns it with the first failure.
@@ -162,35 +213,26 @@ impl Hold {
         request: &AcquireRequest<'_>,
         deadline: HostInstant,
     ) -> (Vote, Option<Error>) {
-        let mut state = lock(&self.state);
-        loop {
+        self.wait(request.clock(), |state, now| {
             let vote = state.ballot.votes().get(member).copied();
-            let left = deadline.saturating_since(request.now());
-            let is_over = left.is_zero() || request.is_cancelled();
             match vote.unwrap_or(Vote::Failed) {
-                Vote::Pending if !is_over => state = self.sleep(state, left),
-                vote => return (vote, state.error.clone()),
+                Vote::Pending if now < deadline && !request.is_cancelled() => Err(deadline),
+                vote => Ok((vote, state.error.clone())),
             }
-        }
-    }
-
-    fn sleep<'a>(&self, state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
-        let slept = self.changed.wait_timeout(state, limit.min(LONGEST_SLEEP));
-        slept.unwrap_or_else(PoisonError::into_inner).0
+        })
     }
 
     /// Records the vote of a member, which came at `now`. A regained lease that comes at `deadline` or later is of no use.
     /// Returns what the worker does with a lease that the hold does not keep, or that a renewal waits for.
     pub(crate) fn voted(
-        &self,
+        self: &Arc<Self>,
         member: usize,
         now: HostInstant,
         deadline: HostInstant,
         answer: Result<Option<Grant<ErasedLease>>, Error>,
-    ) -> Option<Next> {
+    ) -> Option<Job> {
         let mut state = lock(&self.state);
         let is_regained = matches!(state.slots.get(member), Some(Slot::Regained));
-        let lost = Slot::Lost(now);
         let (vote, lease) = match answer {
             Ok(Some(grant)) => (Vote::Granted(grant.epoch), Some(grant.lease)),
             Ok(None) => (Vote::Busy, None),
@@ -203,14 +245,19 @@ impl Hold {
             },
         };
         state.ballot.record(member, vote);
+        let give_back = |hold, lease| Some(Job::release(hold, lease, now, now + GIVE_BACK));
         let (next, slot) = match lease {
-            Some(lease) if is_regained && now >= deadline => (Some(Next::Discard(lease)), lost),
-            Some(lease) if state.is_over => return Some(Next::Release(lease)),
+            Some(lease) if is_regained && now >= deadline => {
+                // Its release says nothing about this hold.
+                let none = Self::new(self.name.clone(), self.ttl, 0, Vec::new(), |_| false);
+                (give_back(&Arc::new(none), lease), Slot::Lost(now))
+            }
+            Some(lease) if state.is_over => return give_back(self, lease),
             Some(lease) if state.answers.get(member) == Some(&Answer::Pending) => {
-                return Some(Next::Renew(state.renewal, lease));
+                return Some(Job::renew(self, state.renewal, lease));
             }
             Some(lease) => (None, Slot::Idle(lease)),
-            None => (None, lost),
+            None => (None, Slot::Lost(now)),
         };
         // What was not granted needs no renewal and no release.
         let answer = matches!(slot, Slot::Lost(_)).then_some(Answer::Lost);
@@ -235,9 +282,6 @@ impl Hold {
         leases.collect()
     }
 }
-
-/// What the members have said together, and the first failure.
-pub(crate) type Told = (Tally, Option<Error>);
 
 impl State {
     /// Takes the lease of a member, if no worker has it.

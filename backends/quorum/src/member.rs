@@ -6,11 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Capability, Clock, ErasedLease, Error, ErrorKind, HostInstant, LeaseVerifier, LockName,
-    LockProvider,
+    Capability, Clock, ErasedLease, Error, ErrorKind, HostInstant, LeaseVerifier, LockProvider,
 };
 
-use crate::hold::{Hold, PATIENCE, Round};
+use crate::hold::{Hold, Job, PATIENCE};
 use crate::lock;
 use crate::open::QuorumMember;
 
@@ -18,63 +17,6 @@ use crate::open::QuorumMember;
 const OPEN_EVERY: Duration = Duration::from_millis(500);
 /// The mean pause before a release that failed is repeated.
 const RELEASE_EVERY: Duration = Duration::from_millis(200);
-
-/// What the worker of a member is to do.
-pub(crate) enum Job {
-    /// Asks for a vote on an epoch, or for a grant with an epoch that the member chooses. No vote is of use after
-    /// the deadline.
-    Propose {
-        hold: Arc<Hold>,
-        epoch: Option<u64>,
-        ttl: Duration,
-        deadline: HostInstant,
-    },
-    Renew {
-        hold: Arc<Hold>,
-        round: Round,
-        lease: ErasedLease,
-    },
-    /// Releases a lease, and repeats that until the lease has ended.
-    Release {
-        hold: Arc<Hold>,
-        lease: ErasedLease,
-        deadline: HostInstant,
-        ends: HostInstant,
-    },
-    /// A question of an operator.
-    Ask(Question),
-}
-
-impl Job {
-    /// Returns the name that the job is about.
-    fn name(&self) -> Option<&LockName> {
-        match self {
-            Job::Propose { hold, .. } | Job::Renew { hold, .. } | Job::Release { hold, .. } => {
-                Some(&hold.name)
-            }
-            Job::Ask(_) => None,
-        }
-    }
-
-    /// Returns the order in which the jobs of a batch are carried out: proposals by their epochs, since a store may
-    /// count the epochs of all names together.
-    pub(crate) fn rank(&self) -> u64 {
-        match self {
-            Job::Propose { epoch, .. } => epoch.unwrap_or_default(),
-            Job::Renew { .. } | Job::Release { .. } | Job::Ask(_) => 0,
-        }
-    }
-
-    /// Returns the vote, the epoch and the ttl of a proposal.
-    pub(crate) fn proposed(&self) -> Option<(Arc<Hold>, Option<u64>, Duration)> {
-        match self {
-            Job::Propose {
-                hold, epoch, ttl, ..
-            } => Some((Arc::clone(hold), *epoch, *ttl)),
-            Job::Renew { .. } | Job::Release { .. } | Job::Ask(_) => None,
-        }
-    }
-}
 
 /// A question of an operator, with the store or why it cannot be asked.
 pub(crate) type Question = Box<dyn FnOnce(Result<&dyn LockProvider, Error>) + Send>;
@@ -104,22 +46,31 @@ struct Store {
     verifiers: Vec<LeaseVerifier>,
 }
 
+/// What the worker of a member is to do.
+pub(crate) enum Task {
+    Job(Job),
+    Ask(Question),
+}
+
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    tasks: VecDeque<Task>,
     /// Jobs that are repeated, and when.
     repeated: Vec<(HostInstant, Job)>,
     is_closed: bool,
 }
 
 impl Queue {
-    /// Takes up to `most` jobs from the front, of different names: a store carries out a batch in no order.
-    fn batch(&mut self, most: usize) -> Vec<Job> {
+    /// Takes up to `most` tasks from the front, of different names: a store carries out a batch in no order.
+    fn batch(&mut self, most: usize) -> Vec<Task> {
         let mut names = HashSet::new();
-        let mut is_next = |job: &Job| job.name().is_none_or(|name| names.insert(name.hash64()));
-        let fitting = self.jobs.iter().take(most);
-        let fitting = fitting.take_while(|job| is_next(job)).count();
-        self.jobs.drain(..fitting).collect()
+        let mut is_next = |task: &Task| match task {
+            Task::Job(job) => names.insert(job.hold.name.hash64()),
+            Task::Ask(_) => true,
+        };
+        let fitting = self.tasks.iter().take(most);
+        let fitting = fitting.take_while(|task| is_next(task)).count();
+        self.tasks.drain(..fitting).collect()
     }
 }
 
@@ -234,19 +185,19 @@ impl Member {
         store.verifiers.push(verifier);
     }
 
+    /// Posts a job to the worker.
     pub(crate) fn post(&self, job: Job) {
-        lock(&self.queue).jobs.push_back(job);
+        self.post_task(Task::Job(job));
+    }
+
+    pub(crate) fn post_task(&self, task: Task) {
+        lock(&self.queue).tasks.push_back(task);
         self.posted.notify_one();
     }
 
     /// Posts the release of a lease to the worker.
     pub(crate) fn release(&self, hold: &Arc<Hold>, lease: ErasedLease, deadline: HostInstant) {
-        self.post(Job::Release {
-            ends: self.clock.now() + hold.ttl,
-            hold: Arc::clone(hold),
-            lease,
-            deadline,
-        });
+        self.post(Job::release(hold, lease, self.clock.now(), deadline));
     }
 
     /// Posts a job to the worker once more, after a pause. A worker that is to end repeats nothing.
@@ -287,15 +238,17 @@ impl Member {
         self.posted.notify_one();
     }
 
-    /// Takes up to `most` jobs, and waits for the first one. Returns none at the end.
-    pub(crate) fn take(&self, most: usize) -> Vec<Job> {
+    /// Takes up to `most` tasks, and waits for the first one. Returns none at the end.
+    pub(crate) fn take(&self, most: usize) -> Vec<Task> {
         let mut queue = lock(&self.queue);
         loop {
             let now = self.clock.now();
-            let Queue { jobs, repeated, .. } = &mut *queue;
+            let Queue {
+                tasks, repeated, ..
+            } = &mut *queue;
             let due = repeated.extract_if(.., |(at, _)| *at <= now);
-            jobs.extend(due.map(|(_, job)| job));
-            if !jobs.is_empty() || queue.is_closed {
+            tasks.extend(due.map(|(_, job)| Task::Job(job)));
+            if !tasks.is_empty() || queue.is_closed {
                 return queue.batch(most);
             }
             let posted = match queue.repeated.iter().map(|(at, _)| *at).min() {

@@ -18,8 +18,8 @@ use lockkeeper_core::{
 use crate::acquire::Acquisition;
 use crate::ballot::{Tally, majority};
 use crate::epochs::Epochs;
-use crate::hold::{Hold, QuorumLease};
-use crate::member::{Job, Member};
+use crate::hold::{Ask, Hold, Job, QuorumLease};
+use crate::member::Member;
 use crate::open::{QuorumMember, check_count, open_all};
 use crate::{BACKEND, worker};
 
@@ -151,7 +151,19 @@ pub(crate) fn few_members(quorum: &Quorum, cause: Option<Error>) -> Error {
         "fewer than {} of {members} members answered, so nothing was granted; see to the others",
         majority(members)
     );
-    let error = Error::new(ErrorKind::Unavailable, text);
+    caused(Error::new(ErrorKind::Unavailable, text), cause)
+}
+
+/// Returns the error of a renewal or release to which no majority has given one answer.
+fn unknown(quorum: &Quorum, what: &str, cause: Option<Error>) -> Error {
+    let members = quorum.members.len();
+    let text = format!(
+        "no majority of the {members} members answered the {what} alike; the leases end with their ttl"
+    );
+    caused(Error::new(ErrorKind::Unknown, text), cause)
+}
+
+fn caused(error: Error, cause: Option<Error>) -> Error {
     match cause {
         Some(cause) => error.with_source(cause),
         None => error,
@@ -186,10 +198,9 @@ impl Quorum {
     fn regain(&self, hold: &Arc<Hold>, ttl: Duration, valid_until: HostInstant) {
         for index in hold.begin_regaining(self.clock.now()) {
             if let Some(member) = self.members.get(index) {
-                member.post(Job::Propose {
+                member.post(Job {
                     hold: Arc::clone(hold),
-                    epoch: None,
-                    ttl,
+                    ask: Ask::Propose { epoch: None, ttl },
                     deadline: valid_until,
                 });
             }
@@ -209,11 +220,7 @@ impl Quorum {
         let (round, leases) = hold.begin_renewal(member_ttl, deadline);
         for (index, lease) in leases {
             if let Some(member) = self.members.get(index) {
-                member.post(Job::Renew {
-                    hold: Arc::clone(hold),
-                    round,
-                    lease,
-                });
+                member.post(Job::renew(hold, round, lease));
             }
         }
         Ok(Asked {
@@ -363,18 +370,5 @@ impl Backend for QuorumProvider {
         for member in &self.quorum.members {
             member.watch_leases(verifier.clone());
         }
-    }
-}
-
-/// Returns the error of a renewal or release to which no majority has given one answer.
-fn unknown(quorum: &Quorum, what: &str, cause: Option<Error>) -> Error {
-    let members = quorum.members.len();
-    let text = format!(
-        "no majority of the {members} members answered the {what} alike; the leases end with their ttl"
-    );
-    let error = Error::new(ErrorKind::Unknown, text);
-    match cause {
-        Some(cause) => error.with_source(cause),
-        None => error,
     }
 }

@@ -3,18 +3,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, AttemptRequest, CancelToken, Clock, ErasedLease, Error, ErrorKind, Grant,
     LockProvider, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
 };
 
-use crate::hold::{Hold, Next};
-use crate::member::{Job, Member};
-
-/// The time in which a lease that is of no use is given back.
-pub(crate) const GIVE_BACK: Duration = Duration::from_secs(2);
+use crate::hold::{Ask, GIVE_BACK, Job};
+use crate::member::{Member, Task};
 
 /// Starts the worker of a member. It ends after [`Member::close`].
 pub(crate) fn start(member: Arc<Member>) -> Result<(), Error> {
@@ -32,23 +28,23 @@ fn run(member: &Member) {
     loop {
         let opened = member.opened();
         let most = opened.map_or(1, |store| store.capabilities().batch());
-        let jobs = member.take(most);
-        if jobs.is_empty() {
+        let tasks = member.take(most);
+        if tasks.is_empty() {
             return;
         }
         let now = member.clock.now();
-        let is_due = |job: &Job| match job {
-            Job::Propose { deadline, .. } => now < *deadline,
-            Job::Renew { round, .. } => now < round.deadline,
-            Job::Release { .. } | Job::Ask(_) => true,
-        };
-        let (due, late): (Vec<_>, Vec<_>) = jobs.into_iter().partition(is_due);
-        let too_late = Error::new(
-            ErrorKind::Unavailable,
-            "the member was busy with earlier requests until the time was over",
-        );
-        fail(member, late, &too_late);
-        if due.is_empty() {
+        let (mut jobs, mut questions) = (Vec::new(), Vec::new());
+        for task in tasks {
+            match task {
+                Task::Ask(question) => questions.push(question),
+                // A release is of use also later.
+                Task::Job(job) if now < job.deadline || matches!(job.ask, Ask::Release(..)) => {
+                    jobs.push(job);
+                }
+                Task::Job(late) => deliver(member, late, Reply::Failed(too_late())),
+            }
+        }
+        if jobs.is_empty() && questions.is_empty() {
             continue;
         }
         // A store that is open says nothing about how quick it is.
@@ -56,12 +52,25 @@ fn run(member: &Member) {
             Some(store) => Some(Ok(store)),
             None => member.in_call(|| caught(|| member.open())),
         };
-        match opened.unwrap_or_else(|| Err(no_answer())) {
-            Ok(store) => carry_out(member, &*store, due),
-            Err(error) => {
-                member.failed();
-                fail(member, due, &error);
-            }
+        let opened = opened.unwrap_or_else(|| Err(no_answer()));
+        for question in questions {
+            // The caller sees that a question was dropped.
+            let _ = caught(|| question(opened.as_deref().map_err(Clone::clone)));
+        }
+        // By their epochs, since a store may count the epochs of all names together.
+        jobs.sort_by_key(|job| match job.ask {
+            Ask::Propose { epoch, .. } => epoch.unwrap_or_default(),
+            Ask::Renew(..) | Ask::Release(..) => 0,
+        });
+        let replies = match &opened {
+            Ok(store) => ask(member, &**store, &mut jobs),
+            Err(error) => jobs.iter().map(|_| Reply::Failed(error.clone())).collect(),
+        };
+        if opened.is_err() || !replies.is_empty() && replies.iter().all(Reply::is_failure) {
+            member.failed();
+        }
+        for (job, reply) in jobs.into_iter().zip(replies) {
+            deliver(member, job, reply);
         }
     }
 }
@@ -71,49 +80,36 @@ fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(call)).ok()
 }
 
-fn fail(member: &Member, jobs: Vec<Job>, error: &Error) {
-    for job in jobs {
-        let error = error.clone();
-        let reply = match job {
-            Job::Ask(ask) => {
-                ask(Err(error));
-                continue;
-            }
-            Job::Propose { .. } => Reply::Vote(Err(error)),
-            Job::Renew { .. } => Reply::Renewal(Err(error)),
-            Job::Release { .. } => Reply::Release(Err(error)),
-        };
-        deliver(member, job, reply);
-    }
-}
-
 /// What the store has said to a job.
 enum Reply {
-    Vote(Result<Option<Grant<ErasedLease>>, Error>),
-    Renewal(Result<Renewal, Error>),
-    Release(Result<Released, Error>),
+    Vote(Option<Grant<ErasedLease>>),
+    Renewal(Renewal),
+    Release(Released),
+    Failed(Error),
 }
 
 impl Reply {
     fn of(operation: Operation<'_, ErasedLease>) -> Self {
-        match operation {
-            Operation::Acquire(it) => Reply::Vote(it.answer.unwrap_or_else(|| Err(no_answer()))),
-            Operation::Renew(it) => Reply::Renewal(it.answer.unwrap_or_else(|| Err(no_answer()))),
-            Operation::Release(it) => Reply::Release(it.answer.unwrap_or_else(|| Err(no_answer()))),
-        }
+        let reply = match operation {
+            Operation::Acquire(it) => it.answer.map(|it| it.map(Reply::Vote)),
+            Operation::Renew(it) => it.answer.map(|it| it.map(Reply::Renewal)),
+            Operation::Release(it) => it.answer.map(|it| it.map(Reply::Release)),
+        };
+        reply.map_or_else(
+            || Reply::Failed(no_answer()),
+            |it| it.unwrap_or_else(Reply::Failed),
+        )
+    }
+
+    /// Returns whether the store could not be asked.
+    fn is_failure(&self) -> bool {
+        matches!(self, Reply::Failed(error) if error.last_epoch().is_none())
     }
 }
 
-impl Reply {
-    /// Returns whether the store could not be asked.
-    fn is_failure(&self) -> bool {
-        let error = match self {
-            Reply::Vote(vote) => vote.as_ref().err(),
-            Reply::Renewal(renewal) => renewal.as_ref().err(),
-            Reply::Release(released) => released.as_ref().err(),
-        };
-        error.is_some_and(|error| error.last_epoch().is_none())
-    }
+fn too_late() -> Error {
+    let text = "the member was busy with earlier requests until the time was over";
+    Error::new(ErrorKind::Unavailable, text)
 }
 
 fn no_answer() -> Error {
@@ -121,73 +117,57 @@ fn no_answer() -> Error {
     Error::new(ErrorKind::Unknown, text)
 }
 
-fn carry_out(member: &Member, store: &dyn LockProvider, jobs: Vec<Job>) {
-    let mut asked = Vec::with_capacity(jobs.len());
-    for job in jobs {
-        match job {
-            // The caller sees that a question was dropped.
-            Job::Ask(ask) => drop(caught(|| ask(Ok(store)))),
-            job => asked.push(job),
-        }
-    }
-    asked.sort_by_key(Job::rank);
-    let replies = ask(member, store, &mut asked);
-    if !replies.is_empty() && replies.iter().all(Reply::is_failure) {
-        member.failed();
-    }
-    for (job, reply) in asked.into_iter().zip(replies) {
-        deliver(member, job, reply);
-    }
-}
-
 /// Asks the store in one batch, and gives back what it may have granted without a reply.
 fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply> {
     let clock: &dyn Clock = &*member.clock;
     let lost = CancelToken::new();
-    let holds: Vec<_> = jobs.iter().filter_map(Job::proposed).collect();
-    let requests = holds.iter().map(|(hold, epoch, ttl)| {
-        let request = AcquireRequest::attempt(&hold.name, *ttl, clock);
+    let holds: Vec<_> = jobs.iter().map(|job| Arc::clone(&job.hold)).collect();
+    let requests = jobs.iter().zip(&holds).map(|(job, hold)| {
+        let Ask::Propose { epoch, ttl } = job.ask else {
+            return None;
+        };
+        let request = AcquireRequest::attempt(&hold.name, ttl, clock);
         let request = request.cancelled_by(Some(&lost));
-        match epoch {
-            Some(epoch) => request.with_proposed_epoch(*epoch),
+        Some(match epoch {
+            Some(epoch) => request.with_proposed_epoch(epoch),
             None => request,
-        }
+        })
     });
     let requests: Vec<_> = requests.collect();
-    let mut next = requests.iter();
-    let operations = jobs.iter_mut().filter_map(|job| match job {
-        Job::Propose { deadline, .. } => Some(Operation::Acquire(AttemptRequest {
-            request: next.next()?,
-            deadline: *deadline,
-            answer: None,
-        })),
-        Job::Renew { round, lease, .. } => Some(Operation::Renew(RenewRequest {
-            lease,
-            ttl: round.ttl,
-            deadline: round.deadline,
-            answer: None,
-        })),
-        Job::Release {
-            lease, deadline, ..
-        } => Some(Operation::Release(ReleaseRequest {
-            lease,
-            deadline: *deadline,
-            answer: None,
-        })),
-        Job::Ask(_) => None,
+    let operations = jobs.iter_mut().zip(&requests).filter_map(|(job, request)| {
+        let (deadline, answer) = (job.deadline, None);
+        Some(match &mut job.ask {
+            Ask::Propose { .. } => Operation::Acquire(AttemptRequest {
+                request: request.as_ref()?,
+                deadline,
+                answer: None,
+            }),
+            Ask::Renew(round, lease) => Operation::Renew(RenewRequest {
+                lease,
+                ttl: round.ttl,
+                deadline,
+                answer: None,
+            }),
+            Ask::Release(lease, _) => Operation::Release(ReleaseRequest {
+                lease,
+                deadline,
+                answer,
+            }),
+        })
     });
     let mut operations: Vec<_> = operations.collect();
+    if operations.is_empty() {
+        return Vec::new();
+    }
     // What was carried out before a panic has an answer.
     let _ = member.in_call(|| caught(|| store.batch(&mut operations)));
     let replies: Vec<_> = operations.into_iter().map(Reply::of).collect();
-    let votes = replies.iter().filter_map(|reply| match reply {
-        Reply::Vote(vote) => Some(vote),
-        Reply::Renewal(_) | Reply::Release(_) => None,
-    });
     let until = clock.now() + GIVE_BACK;
-    for (request, vote) in requests.iter().zip(votes) {
-        let is_unknown = matches!(vote, Err(error) if error.kind() == ErrorKind::Unknown);
-        if is_unknown && clock.now() < until {
+    for (request, reply) in requests.iter().zip(&replies) {
+        if let Some(request) = request
+            && matches!(reply, Reply::Failed(error) if error.kind() == ErrorKind::Unknown)
+            && clock.now() < until
+        {
             lost.cancel();
             let _ = member.in_call(|| caught(|| store.abandon(request)));
         }
@@ -195,44 +175,44 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
     replies
 }
 
+/// Tells the hold what came of a job, and posts what follows.
 fn deliver(member: &Member, job: Job, reply: Reply) {
     let (index, now) = (member.index, member.clock.now());
-    let go_on = |hold: Arc<Hold>, next| match next {
-        None => {}
-        Some(Next::Release(lease)) => member.release(&hold, lease, now + GIVE_BACK),
-        Some(Next::Discard(lease)) => {
-            let without_members = Hold::new(hold.name.clone(), hold.ttl, 0, Vec::new(), |_| false);
-            member.release(&Arc::new(without_members), lease, now + GIVE_BACK);
+    let Job {
+        hold,
+        ask,
+        deadline,
+    } = job;
+    let next = match (ask, reply) {
+        (Ask::Propose { .. }, Reply::Vote(vote)) => hold.voted(index, now, deadline, Ok(vote)),
+        (Ask::Propose { .. }, Reply::Failed(error)) => hold.voted(index, now, deadline, Err(error)),
+        (Ask::Renew(round, lease), Reply::Renewal(renewal)) => {
+            hold.renewed(index, now, round, lease, Ok(renewal))
         }
-        Some(Next::Renew(round, lease)) => member.post(Job::Renew { hold, round, lease }),
-    };
-    match (job, reply) {
-        (Job::Propose { hold, deadline, .. }, Reply::Vote(vote)) => {
-            let next = hold.voted(index, now, deadline, vote);
-            go_on(hold, next);
+        (Ask::Renew(round, lease), Reply::Failed(error)) => {
+            hold.renewed(index, now, round, lease, Err(error))
         }
-        (Job::Renew { hold, round, lease }, Reply::Renewal(renewal)) => {
-            let next = hold.renewed(index, now, round.number, lease, renewal);
-            go_on(hold, next);
+        (Ask::Release(..), Reply::Release(released)) => {
+            hold.released(index, Ok(released));
+            None
         }
-        (
-            Job::Release {
-                hold, lease, ends, ..
-            },
-            Reply::Release(released),
-        ) => {
-            let failed = released.is_err();
-            hold.released(index, released);
-            if failed && now < ends {
-                member.post_again(Job::Release {
+        (Ask::Release(lease, ends), Reply::Failed(error)) => {
+            hold.released(index, Err(error));
+            if now < ends {
+                let ask = Ask::Release(lease, ends);
+                let deadline = now + GIVE_BACK;
+                member.post_again(Job {
                     hold,
-                    lease,
-                    deadline: now + GIVE_BACK,
-                    ends,
+                    ask,
+                    deadline,
                 });
             }
+            None
         }
-        _ => {}
+        _ => None,
+    };
+    if let Some(next) = next {
+        member.post(next);
     }
 }
 
@@ -270,7 +250,7 @@ mod tests {
         let is_slow = || {
             let (sender, told) = mpsc::channel();
             let asked = Arc::clone(&member);
-            member.post(Job::Ask(Box::new(move |_| {
+            member.post_task(Task::Ask(Box::new(move |_| {
                 sender.send(asked.is_slow()).unwrap();
             })));
             member.close();

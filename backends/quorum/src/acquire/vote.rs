@@ -6,11 +6,9 @@ use std::time::{Duration, SystemTime};
 use lockkeeper_core::{CancelRegistration, ErasedLease, Error, Grant, HostInstant, epochs_in};
 
 use crate::ballot::{Decision, Vote, majority};
-use crate::hold::{Hold, PATIENCE, QuorumLease};
+use crate::hold::{GIVE_BACK, Hold, PATIENCE, QuorumLease};
 use crate::lock;
-use crate::member::Job;
 use crate::provider::few_members;
-use crate::worker::GIVE_BACK;
 
 use super::{Acquisition, Step, no_leases};
 
@@ -113,26 +111,13 @@ impl Acquisition<'_> {
 
     /// Asks all members for their votes, but those that have granted already.
     fn vote(&mut self) -> VoteResult {
-        let (quorum, request) = (self.quorum, self.request);
-        let now = request.now();
-        let leases = std::mem::replace(&mut self.leases, no_leases(quorum));
-        let asked: Vec<_> = leases.iter().map(Option::is_none).collect();
+        let now = self.request.now();
+        let leases = std::mem::replace(&mut self.leases, no_leases(self.quorum));
         let deadline = self.end_of_vote();
-        let ttl = quorum.member_ttl(request.ttl());
-        let name = request.name().clone();
         let epoch = self.epoch.take();
         let epoch = epoch.unwrap_or_else(|| self.next_epoch());
-        let hold = Arc::new(Hold::new(name, ttl, epoch, leases, |_| true));
-        for (member, _) in quorum.members.iter().zip(asked).filter(|(_, asked)| *asked) {
-            member.post(Job::Propose {
-                hold: Arc::clone(&hold),
-                epoch: Some(epoch),
-                ttl,
-                deadline,
-            });
-        }
-        let wake = hold.wake_on_cancel(request);
-        let (decision, votes, error) = hold.decide(request, now, deadline);
+        let (hold, wake) = self.propose(leases, Some(epoch), |_| true, deadline);
+        let (decision, votes, error) = hold.decide(self.request, now, deadline);
         VoteResult {
             began: now,
             deadline,

@@ -1,6 +1,6 @@
 //! The renewals and the release of the leases that a vote has won, and what the members answer.
 
-use std::sync::MutexGuard;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, ErasedLease, Error, HostInstant, Released, Renewal};
@@ -8,12 +8,15 @@ use lockkeeper_core::{Clock, ErasedLease, Error, HostInstant, Released, Renewal}
 use crate::ballot::{Answer, Tally, tally};
 use crate::lock;
 
-use super::{Hold, Next, PATIENCE, Round, Slot, State, Told};
+use super::{GIVE_BACK, Hold, Job, PATIENCE, Round, Slot};
 
 /// How long a member has no lease before it is asked for one. The releases of one `unlock` reach the members at
 /// different times, and the holder learns of each at once. A member that regained the lease in between would undo the
 /// `unlock`. A member that restarted grants nothing for a time that is seldom shorter.
 const REGAINED_AFTER: Duration = Duration::from_secs(1);
+
+/// What the members have said together, and the first failure.
+pub(crate) type Told = (Tally, Option<Error>);
 
 impl Hold {
     /// Begins a renewal. Returns it, and the leases that are to be renewed. The workers renew those that they have
@@ -65,21 +68,21 @@ impl Hold {
 
     /// Records what a member has said to a renewal by `now`, and takes its lease back, unless it is needed.
     pub(crate) fn renewed(
-        &self,
+        self: &Arc<Self>,
         member: usize,
         now: HostInstant,
-        round: u64,
+        round: Round,
         lease: ErasedLease,
         answer: Result<Renewal, Error>,
-    ) -> Option<Next> {
+    ) -> Option<Job> {
         let mut state = lock(&self.state);
         if state.is_over {
-            return Some(Next::Release(lease));
+            return Some(Job::release(self, lease, now, now + GIVE_BACK));
         }
-        let is_current = round == state.renewal.number;
+        let is_current = round.number == state.renewal.number;
         let (slot, answer) = match answer {
             Ok(Renewal::Lost) => (Slot::Lost(now), Answer::Lost),
-            _ if !is_current => return Some(Next::Renew(state.renewal, lease)),
+            _ if !is_current => return Some(Job::renew(self, state.renewal, lease)),
             Ok(Renewal::Renewed) => (Slot::Idle(lease), Answer::Live),
             Err(error) => {
                 state.error = Some(error);
@@ -108,51 +111,34 @@ impl Hold {
 
     /// Waits for the answers to a renewal until they are decided, or until `deadline`.
     pub(crate) fn renewal(&self, clock: &dyn Clock, deadline: HostInstant) -> Told {
-        let state = self.answered(lock(&self.state), clock, deadline);
-        (tally(&state.answers), state.error.clone())
+        self.wait(clock, |state, now| match tally(&state.answers) {
+            Tally::Open if now < deadline => Err(deadline),
+            told => Ok((told, state.error.clone())),
+        })
     }
 
     /// Waits for the answers to the release until they are decided, or until `deadline`; and a little longer for
     /// those of the members that are not `slow`.
     pub(crate) fn release(&self, clock: &dyn Clock, deadline: HostInstant, slow: &[bool]) -> Told {
-        let mut state = self.answered(lock(&self.state), clock, deadline);
+        self.renewal(clock, deadline);
         let until = deadline.min(clock.now() + PATIENCE);
-        let is_awaited = |state: &State| {
+        let told = self.wait(clock, |state, now| {
             let mut answers = state.answers.iter().zip(slow);
-            answers.any(|(answer, slow)| *answer == Answer::Pending && !slow)
-        };
-        while is_awaited(&state) {
-            let left = until.saturating_since(clock.now());
-            if left.is_zero() {
-                break;
+            let is_awaited = answers.any(|(it, slow)| *it == Answer::Pending && !slow);
+            match is_awaited && now < until {
+                true => Err(until),
+                false => Ok((tally(&state.answers), state.error.clone())),
             }
-            state = self.sleep(state, left);
-        }
-        let told = (tally(&state.answers), state.error.clone());
+        });
         if told.0 == Tally::Live {
             // Another release finds none.
-            for slot in &mut state.slots {
+            for slot in &mut lock(&self.state).slots {
                 if matches!(slot, Slot::Released) {
                     *slot = Slot::None;
                 }
             }
         }
         told
-    }
-
-    fn answered<'a>(
-        &self,
-        mut state: MutexGuard<'a, State>,
-        clock: &dyn Clock,
-        deadline: HostInstant,
-    ) -> MutexGuard<'a, State> {
-        loop {
-            let left = deadline.saturating_since(clock.now());
-            if tally(&state.answers) != Tally::Open || left.is_zero() {
-                return state;
-            }
-            state = self.sleep(state, left);
-        }
     }
 }
 
@@ -174,9 +160,15 @@ mod tests {
         store.acquire(&request).unwrap().unwrap()
     }
 
-    fn hold() -> Hold {
+    fn hold() -> Arc<Hold> {
         let leases = (0..3).map(|_| Some((grant().lease, 1))).collect();
-        Hold::new(LockName::new("a").unwrap(), TTL, 1, leases, |_| false)
+        Arc::new(Hold::new(
+            LockName::new("a").unwrap(),
+            TTL,
+            1,
+            leases,
+            |_| false,
+        ))
     }
 
     fn at(millis: u64) -> HostInstant {
@@ -184,11 +176,11 @@ mod tests {
     }
 
     /// Renews the leases that the hold has, with one answer for each. Returns what the answers mean together.
-    fn renew(hold: &Hold, now: HostInstant, answers: &[Renewal]) -> Tally {
+    fn renew(hold: &Arc<Hold>, now: HostInstant, answers: &[Renewal]) -> Tally {
         let (round, leases) = hold.begin_renewal(TTL, HostInstant::NEVER);
         assert_eq!(leases.len(), answers.len());
         for ((member, lease), answer) in leases.into_iter().zip(answers) {
-            hold.renewed(member, now, round.number, lease, Ok(*answer));
+            hold.renewed(member, now, round, lease, Ok(*answer));
         }
         hold.renewal(&SystemClock, SystemClock.now()).0
     }
@@ -200,7 +192,7 @@ mod tests {
         assert_eq!(renew(&hold, at(0), &answers), Tally::Live);
         assert_eq!(hold.begin_regaining(at(1_000)), [0]);
         let next = hold.voted(0, at(2_000), at(2_000), Ok(Some(grant())));
-        assert!(matches!(next, Some(Next::Discard(_))));
+        assert!(next.is_some_and(|next| !Arc::ptr_eq(&next.hold, &hold)));
         // The member is asked again, after the pause.
         assert!(hold.begin_regaining(at(2_999)).is_empty());
         assert_eq!(hold.begin_regaining(at(3_000)), [0]);
