@@ -185,25 +185,3 @@ fn numbers_and_keys_of_all_servers_are_checked() {
         is_refused(&url, UnknownKey, &["pool_size"]);
     }
 }
-
-#[test]
-fn options_of_redis_are_for_their_provider() {
-    use lockkeeper::backends::redis::{RedisClusterProvider, RedisOptions, RedisProvider};
-
-    let cluster = RedisOptions::cluster("h", 1).and_node("h", 2);
-    let single = RedisOptions::tcp("h", 1);
-    for (opened, word) in [
-        (
-            RedisProvider::open(&cluster, "").map(drop),
-            "RedisClusterProvider",
-        ),
-        (
-            RedisClusterProvider::open(&single, "").map(drop),
-            "RedisProvider",
-        ),
-    ] {
-        let error = opened.unwrap_err();
-        assert_eq!(error.kind(), InvalidValue, "{error:?}");
-        assert!(error.to_string().contains(word), "{error}");
-    }
-}

@@ -1,5 +1,9 @@
 //! One connection to a server, and requests on it.
 
+pub(crate) mod access;
+pub(crate) mod link;
+pub(crate) mod supplied;
+
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +15,9 @@ use lockkeeper_remote::{
 };
 use redis::{Cmd, InfoDict, RedisError, Value, cmd};
 
-use crate::failure::{accepted_by_primary, parse, unread};
-use crate::link::Link;
+use crate::wire::failure::{accepted_by_primary, parse, unread};
+
+use self::link::Link;
 
 /// A connection; dropping it closes it. A connection that failed is not used again: a reply may still
 /// arrive on it.

@@ -11,7 +11,8 @@ use lockkeeper_remote::keys::{
 };
 use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
-use crate::{BACKEND, RedisClusterProvider, RedisOptions, RedisProvider};
+use crate::options::{self, BACKEND, RedisOptions};
+use crate::provider::RedisProvider;
 
 /// Opens `redis://HOST:PORT/DB`, `rediss://…` (with TLS) and `unix:/PATH`; and `redis+sentinel://HOST,HOST/PRIMARY`
 /// and `rediss+sentinel://…`, where the hosts are sentinels; and `redis+cluster://HOST,HOST` and `rediss+cluster://…`.
@@ -22,19 +23,9 @@ pub struct RedisDriver;
 
 impl RedisDriver {
     /// The database's number, which the server counts in signed numbers of 32 bits.
-    pub const DB: Key<u32> = Key::new(
-        "db",
-        Takes::Number(0, i32::MAX as u32),
-        "0",
-        "the database's number, unless the URL names it",
-    );
+    pub const DB: Key<u32> = options::DB;
     /// The number of replicas that must acknowledge a grant and each renewal.
-    pub const REPLICAS: Key<u32> = Key::new(
-        "replicas",
-        Takes::Number(0, 1_000),
-        "0",
-        "how many replicas must acknowledge a grant and each renewal",
-    );
+    pub const REPLICAS: Key<u32> = options::REPLICAS;
     /// The user to log in as at the sentinels.
     pub const SENTINEL_USER: Key<String> = Key::new(
         "sentinel_user",
@@ -115,24 +106,19 @@ impl Driver for RedisDriver {
     }
 
     fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
-        options(context).map(drop)
+        options_of(context).map(drop)
     }
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        let options = options(context)?;
+        let options = options_of(context)?;
         let clock = Arc::clone(context.clock());
-        let namespace = context.namespace();
-        Ok(match options.nodes.is_empty() {
-            true => Arc::new(RedisProvider::with_clock(&options, namespace, clock)?),
-            false => Arc::new(RedisClusterProvider::with_clock(
-                &options, namespace, clock,
-            )?),
-        })
+        let provider = RedisProvider::with_clock(&options, context.namespace(), clock)?;
+        Ok(Arc::new(provider))
     }
 }
 
 /// Returns the options of a URL and its keys, checked as far as that goes without the server.
-fn options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
+fn options_of(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
     let options = read_options(context).and_then(|options| options.check().map(|()| options));
     options.map_err(|error| error.with_backend(BACKEND))
 }

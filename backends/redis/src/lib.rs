@@ -6,6 +6,10 @@
 //! key more keeps the last epoch of the namespace. In a cluster, a name belongs to one of 1,024 buckets of its
 //! namespace, and each bucket has such a key.
 
+// In the order in which one learns it: `driver` and `options` (what a URL says), `wire` (what is said to a server),
+// `connection`, `topology` (which servers there are), `locks` (attempt, renewal, release, wait), `operate` (who, unlock,
+// doctor), and `provider` above them. Each imports only those before it.
+//
 // What must never be otherwise:
 // - On Redis a name has one key, and its permits have another one. While anyone waits the key exists, so a free
 //   name is taken by one SET NX and no attempt passes a waiter.
@@ -18,47 +22,15 @@
 //   the pool is used again after another server was found to be the primary.
 // - Attempts leave one connection of a Redis pool of several to renewals and releases.
 
-mod access;
-mod acquire;
-mod admin;
-mod attempt;
-mod batch;
-mod bucket_keys;
-mod calls;
-mod cluster;
-mod cluster_admin;
-mod cluster_batch;
-mod cluster_provider;
 mod connection;
-mod connector;
 mod driver;
-mod examine;
-mod examine_cluster;
-mod examine_sentinels;
-mod failure;
-mod keys;
-mod lease;
-mod link;
-mod listener;
-mod node;
+mod locks;
+mod operate;
 mod options;
-mod owner;
 mod provider;
-mod reply;
-mod script;
-mod scripts;
-mod sentinels;
-mod server_clock;
-mod slot_map;
-mod slots;
-mod store;
-mod subscription;
-mod supplied;
+mod topology;
+mod wire;
 
-pub use cluster_provider::RedisClusterProvider;
 pub use driver::RedisDriver;
 pub use options::RedisOptions;
 pub use provider::RedisProvider;
-
-/// The backend's name in errors and capabilities.
-const BACKEND: &str = "redis";

@@ -6,11 +6,27 @@ use std::ops::DerefMut;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{Error, ErrorKind, Key, Takes};
 use lockkeeper_remote::{Endpoint, RemoteOptions, Supplier, remote_setters};
 
-use crate::RedisDriver;
-use crate::link::AnyConnection;
+/// The backend's name in errors and capabilities.
+pub(crate) const BACKEND: &str = "redis";
+
+/// A connection of the redis crate: in a box, or lent by a pool.
+pub(crate) type AnyConnection = Box<dyn DerefMut<Target = redis::Connection> + Send>;
+
+pub(crate) const DB: Key<u32> = Key::new(
+    "db",
+    Takes::Number(0, i32::MAX as u32),
+    "0",
+    "the database's number, unless the URL names it",
+);
+pub(crate) const REPLICAS: Key<u32> = Key::new(
+    "replicas",
+    Takes::Number(0, 1_000),
+    "0",
+    "how many replicas must acknowledge a grant and each renewal",
+);
 
 /// Where a server is, or the sentinels that name it, or nodes of a cluster; and how to talk to it. `Debug` shows no password.
 #[derive(Clone)]
@@ -81,8 +97,8 @@ impl RedisOptions {
         self
     }
 
-    /// A cluster, and one of its nodes, for [`RedisClusterProvider`](crate::RedisClusterProvider). The user, the password
-    /// and TLS are those of all nodes, and each primary has a pool of connections.
+    /// A cluster, and one of its nodes. The user, the password and TLS are those of all nodes, and each primary has a pool
+    /// of connections.
     pub fn cluster(host: impl Into<String>, port: u16) -> Self {
         let node = Endpoint::tcp(host, port);
         Self {
@@ -219,8 +235,8 @@ impl RedisOptions {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.remote.check()?;
-        RedisDriver::DB.check(self.database)?;
-        RedisDriver::REPLICAS.check(self.replicas)?;
+        DB.check(self.database)?;
+        REPLICAS.check(self.replicas)?;
         let invalid = |text| Err(Error::new(ErrorKind::InvalidValue, text));
         if self.supplier.is_some() {
             self.remote.check_supplied()?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper::backends::redis::{RedisClusterProvider, RedisOptions, RedisProvider};
+use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{AcquireOptions, Error, ErrorKind, LeasePolicy, LockKeeper, Released};
 use lockkeeper_testkit::{RedisKind, RedisServer, cases, until};
@@ -199,8 +199,7 @@ fn unfit_connections_are_refused(kind: RedisKind) {
     let sentinel = RedisOptions::sentinel("nowhere", 1, "main").connect_with(down);
     is_refused(try_keeper(&sentinel), invalid, "sentinel");
     let cluster = RedisOptions::cluster("nowhere", 1).connect_with(down);
-    let opened = RedisClusterProvider::open(&cluster, "default");
-    is_refused(opened, invalid, "cluster");
+    is_refused(try_keeper(&cluster), invalid, "cluster");
 }
 
 /// The host's clock, which has run on while the host was suspended.

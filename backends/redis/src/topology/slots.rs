@@ -3,9 +3,8 @@
 use lockkeeper_remote::Endpoint;
 use redis::Value;
 
-use crate::bucket_keys::SLOTS;
-use crate::failure::parse;
-use crate::node::endpoint;
+use crate::wire::failure::parse;
+use crate::wire::keys::SLOTS;
 
 /// The slots of a cluster, as a node says.
 #[derive(Clone, Default)]
@@ -66,6 +65,15 @@ fn node_at(node: Value, asked: &Endpoint) -> Option<Option<Endpoint>> {
     let host: Option<String> = parse(parts.next()?).ok()?;
     let port: u16 = parse(parts.next()?).ok()?;
     Some(endpoint(&host.unwrap_or_default(), port, asked))
+}
+
+/// Returns where a node is by what another node, at `said_by`, says of it. `None` if that does not know its host.
+pub(crate) fn endpoint(host: &str, port: u16, said_by: &Endpoint) -> Option<Endpoint> {
+    match (host, said_by) {
+        ("?", _) => None,
+        ("", Endpoint::Tcp { host, .. }) => Some(Endpoint::tcp(host, port)),
+        _ => Some(Endpoint::tcp(host, port)),
+    }
 }
 
 #[cfg(test)]

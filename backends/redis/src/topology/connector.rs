@@ -7,12 +7,11 @@ use lockkeeper_core::{Clock, Error};
 use lockkeeper_remote::{Counts, RestartGrace, Server};
 use parking_lot::Mutex;
 
-use crate::access::Access;
 use crate::connection::Connection;
-use crate::failure::login_refused;
+use crate::connection::access::{Access, PROTOCOL};
+use crate::connection::supplied::Source;
 use crate::options::RedisOptions;
-use crate::sentinels::Sentinels;
-use crate::supplied::Source;
+use crate::topology::sentinels::Sentinels;
 
 /// Opens connections.
 pub(crate) struct Connector {
@@ -23,7 +22,6 @@ pub(crate) struct Connector {
     /// The run of the server on the last connection, where that was asked for.
     pub(crate) run: Mutex<Option<String>>,
     clock: Arc<dyn Clock>,
-    pub(crate) counts: Arc<Counts>,
 }
 
 enum Target {
@@ -37,16 +35,18 @@ impl Connector {
     pub(crate) fn new(
         options: &RedisOptions,
         clock: Arc<dyn Clock>,
-        counts: Arc<Counts>,
+        counts: &Arc<Counts>,
     ) -> Result<Self, Error> {
         let remote = &options.remote;
         let target = match &options.supplier {
             Some(supplier) => {
-                let source = Source::new(supplier.clone(), options, &counts, &clock);
+                let source = Source::new(supplier.clone(), options, counts, &clock);
                 Target::Supplied(Box::new(source))
             }
-            None if options.sentinels.is_empty() => Target::Server(of_server(options, &counts)?),
-            None => Target::Sentinels(Box::new(Sentinels::new(options, &counts)?)),
+            None if options.sentinels.is_empty() => {
+                Target::Server(Access::to_server(options, counts)?)
+            }
+            None => Target::Sentinels(Box::new(Sentinels::new(options, counts)?)),
         };
         Ok(Self {
             target,
@@ -55,7 +55,6 @@ impl Connector {
             restart_grace: remote.restart_grace,
             run: Mutex::default(),
             clock,
-            counts,
         })
     }
 
@@ -87,13 +86,4 @@ impl Connector {
         }
         Ok(connection)
     }
-}
-
-/// The protocol of servers that keep locks, as errors name it.
-const PROTOCOL: &str = "Redis";
-
-/// Returns the way to the server that keeps locks, at the address in the options.
-pub(crate) fn of_server(options: &RedisOptions, counts: &Arc<Counts>) -> Result<Access, Error> {
-    let access = Access::new(PROTOCOL, &options.remote, login_refused, counts)?;
-    Ok(access.with_database(options.database))
 }

@@ -8,11 +8,15 @@ use lockkeeper_remote::{Counts, Dialer, Endpoint, RemoteOptions, Server};
 use redis::{ServerError, Value, cmd};
 
 use crate::connection::Connection;
-use crate::failure::refused;
-use crate::link::Link;
+use crate::connection::link::Link;
+use crate::options::RedisOptions;
+use crate::wire::failure::{login_refused, refused};
 
 /// Returns what it means that a server refused a command.
 type Meaning = fn(&ServerError) -> Error;
+
+/// The protocol of servers that keep locks, as errors name it.
+pub(crate) const PROTOCOL: &str = "Redis";
 
 /// Opens connections to one server, and logs in.
 pub(crate) struct Access {
@@ -26,6 +30,16 @@ pub(crate) struct Access {
 }
 
 impl Access {
+    /// The way to the server that keeps locks, at the address in the options.
+    pub(crate) fn to_server(options: &RedisOptions, counts: &Arc<Counts>) -> Result<Self, Error> {
+        let mut access = Self::new(PROTOCOL, &options.remote, login_refused, counts)?;
+        if options.database != 0 {
+            let select = cmd("SELECT").arg(options.database).get_packed_command();
+            access.greeting.push((select, refused));
+        }
+        Ok(access)
+    }
+
     /// The way to a server that speaks `protocol`, such as `Redis`.
     pub(crate) fn new(
         protocol: &'static str,
@@ -51,15 +65,6 @@ impl Access {
             tls: remote.tls,
             counts: Arc::clone(counts),
         })
-    }
-
-    /// Makes connections choose a database.
-    pub(crate) fn with_database(mut self, database: u32) -> Self {
-        if database != 0 {
-            let select = cmd("SELECT").arg(database).get_packed_command();
-            self.greeting.push((select, refused));
-        }
-        self
     }
 
     /// Opens a connection that is logged in, within `limit`.

@@ -6,57 +6,55 @@ use lockkeeper_core::{Error, Finding};
 use lockkeeper_remote::{Endpoint, Failure, senseless};
 use redis::{InfoDict, Value, cmd, pipe};
 
-use crate::access::Access;
-use crate::sentinels::Sentinels;
+use crate::connection::access::Access;
+use crate::topology::sentinels::Sentinels;
 
-impl Sentinels {
-    /// Asks all sentinels within `limit`.
-    pub(crate) fn examine(&self, limit: Duration) -> Vec<Finding> {
-        let began = Instant::now();
-        let count = self.all.len();
-        let mut named = Vec::new();
-        let mut silent = Vec::new();
-        let mut quorum = None;
-        for (at, sentinel) in self.all.iter().enumerate() {
-            let untried = u32::try_from(count - at).unwrap_or(u32::MAX);
-            let share = limit.saturating_sub(began.elapsed()) / untried;
-            match self.ask_for_quorum(sentinel, share) {
-                Ok((endpoint, found)) => {
-                    named.push((&sentinel.endpoint, endpoint));
-                    quorum = quorum.or(Some(found));
-                }
-                Err(error) => silent.push(error),
+/// Asks all sentinels within `limit`.
+pub(super) fn examine_sentinels(sentinels: &Sentinels, limit: Duration) -> Vec<Finding> {
+    let began = Instant::now();
+    let count = sentinels.all.len();
+    let mut named = Vec::new();
+    let mut silent = Vec::new();
+    let mut quorum = None;
+    for (at, sentinel) in sentinels.all.iter().enumerate() {
+        let untried = u32::try_from(count - at).unwrap_or(u32::MAX);
+        let share = limit.saturating_sub(began.elapsed()) / untried;
+        match ask_for_quorum(sentinels, sentinel, share) {
+            Ok((endpoint, found)) => {
+                named.push((&sentinel.endpoint, endpoint));
+                quorum = quorum.or(Some(found));
             }
+            Err(error) => silent.push(error),
         }
-        let mut findings = vec![answering(count, &silent), agreement(&named)];
-        findings.extend(quorum);
-        findings
     }
+    let mut findings = vec![answering(count, &silent), agreement(&named)];
+    findings.extend(quorum);
+    findings
+}
 
-    fn ask_for_quorum(
-        &self,
-        sentinel: &Access,
-        limit: Duration,
-    ) -> Result<(Endpoint, Finding), Error> {
-        let began = Instant::now();
-        let mut connection = sentinel.connect(limit)?;
-        let left = || limit.saturating_sub(began.elapsed());
-        let named = self.ask(&mut connection, &pipe(), left())?;
-        let mut check = cmd("SENTINEL");
-        check.arg("CKQUORUM").arg(self.name());
-        let answer = connection.ask(&check.get_packed_command(), left());
-        let found = match answer.map_err(Failure::into_error)? {
-            Value::SimpleString(text) => Finding::fine("quorum", text),
-            Value::ServerError(error) => Finding::warning(
-                "quorum",
-                format!("{} {}", error.code(), error.details().unwrap_or_default()),
-                "when the primary fails, no other server replaces it",
-                "start the missing sentinels; see `sentinel ckquorum`",
-            ),
-            _ => return Err(senseless()),
-        };
-        Ok((named.endpoint, found))
-    }
+fn ask_for_quorum(
+    sentinels: &Sentinels,
+    sentinel: &Access,
+    limit: Duration,
+) -> Result<(Endpoint, Finding), Error> {
+    let began = Instant::now();
+    let mut connection = sentinel.connect(limit)?;
+    let left = || limit.saturating_sub(began.elapsed());
+    let named = sentinels.ask(&mut connection, &pipe(), left())?;
+    let mut check = cmd("SENTINEL");
+    check.arg("CKQUORUM").arg(sentinels.name());
+    let answer = connection.ask(&check.get_packed_command(), left());
+    let found = match answer.map_err(Failure::into_error)? {
+        Value::SimpleString(text) => Finding::fine("quorum", text),
+        Value::ServerError(error) => Finding::warning(
+            "quorum",
+            format!("{} {}", error.code(), error.details().unwrap_or_default()),
+            "when the primary fails, no other server replaces it",
+            "start the missing sentinels; see `sentinel ckquorum`",
+        ),
+        _ => return Err(senseless()),
+    };
+    Ok((named.endpoint, found))
 }
 
 fn answering(count: usize, silent: &[Error]) -> Finding {
@@ -97,7 +95,7 @@ fn agreement(named: &[(&Endpoint, Endpoint)]) -> Finding {
 }
 
 /// Examines whether a primary that is cut off goes on granting beside the one that replaces it.
-pub(crate) fn isolation(info: &InfoDict, replicas: u32) -> Finding {
+pub(super) fn isolation(info: &InfoDict, replicas: u32) -> Finding {
     // The server says how many replicas are good only if it wants some of them.
     let is_limited = info.get::<String>("min_slaves_good_slaves").is_some();
     match (is_limited, replicas) {

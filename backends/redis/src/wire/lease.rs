@@ -1,10 +1,25 @@
-//! The text of a lease: the epoch, the mode and the owner for the scripts, and the holder for people.
+//! A grant, and its text: the epoch, the mode and the owner for the scripts, and the holder for people.
 
 use std::borrow::Cow;
 use std::time::{Duration, UNIX_EPOCH};
 
 use lockkeeper_core::{AcquireRequest, Holder, Mode};
 use lockkeeper_remote::host_name;
+
+/// A grant of a [`RedisProvider`](crate::RedisProvider).
+#[derive(Debug)]
+pub struct RedisLease {
+    pub(crate) key: String,
+    /// What the server keeps: see [`lease`].
+    pub(crate) text: String,
+}
+
+/// Returns a ttl for the server, which counts in signed numbers from 1970. Rounded up, so that no lease is
+/// shorter than requested.
+pub(crate) fn millis(span: Duration) -> u64 {
+    let millis = span.as_nanos().div_ceil(1_000_000);
+    u64::try_from(millis).unwrap_or(u64::MAX).min(1 << 52)
+}
 
 /// Returns a mode as the scripts know it.
 pub(crate) fn code(mode: Mode) -> Cow<'static, str> {

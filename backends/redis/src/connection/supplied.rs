@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use redis::ConnectionLike;
 
 use crate::connection::Connection;
-use crate::link::{AnyConnection, Link};
-use crate::options::RedisOptions;
+use crate::connection::link::Link;
+use crate::options::{AnyConnection, RedisOptions};
 
 /// Takes connections from the application.
 pub(crate) struct Source {

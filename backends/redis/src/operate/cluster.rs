@@ -5,7 +5,7 @@ use lockkeeper_remote::Endpoint;
 use redis::InfoDict;
 
 /// Examines whether all slots are owned, and whether each primary, here with the number of its replicas, can be replaced.
-pub(crate) fn slots(uncovered: usize, primaries: &[(Endpoint, usize)]) -> Finding {
+pub(super) fn slots(uncovered: usize, primaries: &[(Endpoint, usize)]) -> Finding {
     let count = primaries.len();
     if uncovered > 0 {
         return Finding::unusable(
@@ -30,7 +30,7 @@ pub(crate) fn slots(uncovered: usize, primaries: &[(Endpoint, usize)]) -> Findin
 }
 
 /// Examines whether a node sees its cluster as a whole, by its reply to CLUSTER INFO.
-pub(crate) fn state(info: &InfoDict) -> Finding {
+pub(super) fn state(info: &InfoDict) -> Finding {
     let state: String = info.get("cluster_state").unwrap_or_default();
     if state == "ok" {
         return Finding::fine("cluster-state", "cluster_state is ok");
@@ -44,7 +44,7 @@ pub(crate) fn state(info: &InfoDict) -> Finding {
 }
 
 /// Returns the findings of all nodes: once what all of them say, and with the node's address what not all of them do.
-pub(crate) fn merged(of_nodes: &[(Endpoint, Vec<Finding>)]) -> Vec<Finding> {
+pub(super) fn merged(of_nodes: &[(Endpoint, Vec<Finding>)]) -> Vec<Finding> {
     let mut merged: Vec<Finding> = Vec::new();
     for (endpoint, findings) in of_nodes {
         for finding in findings {

@@ -14,11 +14,11 @@ use lockkeeper_remote::{Counts, Endpoint, Failure, senseless};
 use parking_lot::Mutex;
 use redis::{Value, cmd};
 
-use crate::bucket_keys::SLOTS;
-use crate::connector::of_server;
-use crate::failure::{accepted, parse};
+use crate::connection::access::Access;
 use crate::options::RedisOptions;
-use crate::slots::Slots;
+use crate::topology::slots::Slots;
+use crate::wire::failure::{accepted, parse};
+use crate::wire::keys::SLOTS;
 
 /// The last known map, and where to ask for it.
 pub(crate) struct SlotMap {
@@ -214,8 +214,8 @@ impl SlotMap {
 
     fn ask(&self, node: &Endpoint, limit: Duration) -> Result<Slots, Error> {
         let began = Instant::now();
-        let mut connection =
-            of_server(&self.options.at(node.clone()), &self.counts)?.connect(limit)?;
+        let access = Access::to_server(&self.options.at(node.clone()), &self.counts)?;
+        let mut connection = access.connect(limit)?;
         let question = cmd("CLUSTER").arg("SLOTS").get_packed_command();
         let left = limit.saturating_sub(began.elapsed());
         let answer = connection.ask(&question, left);

@@ -1,12 +1,6 @@
 //! A script, and the commands that run it in the server.
 
-use std::time::Duration;
-
-use lockkeeper_remote::Failure;
 use redis::Value;
-
-use crate::connection::Connection;
-use crate::failure::from_primary;
 
 pub(crate) struct Script {
     code: String,
@@ -28,21 +22,6 @@ impl Script {
     /// Returns the command that runs the script, and loads it.
     pub(crate) fn by_code(&self, keys: &[&str], args: &[&str]) -> Vec<u8> {
         packed("EVAL", &self.code, keys, args)
-    }
-
-    /// Runs the script on a primary.
-    pub(crate) fn run(
-        &self,
-        connection: &mut Connection,
-        key: &str,
-        args: &[&str],
-        limit: Duration,
-    ) -> Result<Value, Failure> {
-        let mut answer = connection.ask(&self.by_sha(&[key], args), limit)?;
-        if is_no_script(&answer) {
-            answer = connection.ask(&self.by_code(&[key], args), limit)?;
-        }
-        from_primary(answer)
     }
 }
 

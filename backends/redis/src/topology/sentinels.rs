@@ -3,9 +3,8 @@
 //! One sentinel is asked, as long as its answers hold good; then the next one. An answer is believed only if
 //! the server says itself that it is a primary, since a sentinel may lag behind, or lead to another deployment.
 //!
-//! This is not the sentinel client of the redis crate, which connects without a deadline. The answers of several
-//! sentinels are not compared while locks are taken: a majority would cost the connect timeout for each that is
-//! gone. `doctor` compares them.
+//! The answers of several sentinels are not compared while locks are taken: a majority would cost the connect timeout for
+//! each that is gone. `doctor` compares them.
 //!
 //! A message only makes the thread ask: after SUBSCRIBE no question is possible without RESP3, so each question has
 //! a connection of its own. A connection of the pool knows how often the primary had moved when it was opened.
@@ -22,11 +21,10 @@ use lockkeeper_remote::{Backoff, Counts, Endpoint, Failure, Server, senseless};
 use parking_lot::Mutex;
 use redis::{Pipeline, Value, cmd, pipe};
 
-use crate::access::Access;
+use crate::connection::access::Access;
 use crate::connection::{Connection, MoveSeen};
-use crate::connector::of_server;
-use crate::failure::{accepted_by_primary, parse, sentinel_refused};
 use crate::options::RedisOptions;
+use crate::wire::failure::{accepted_by_primary, parse, sentinel_refused};
 
 /// A sentinel publishes here when it names another server. That which leads the fail-over does so at the promotion, and
 /// tells of the switch only when the other replicas follow.
@@ -228,7 +226,7 @@ impl Sentinels {
             Some(access) => access,
             None => {
                 let options = self.options.at(endpoint.clone());
-                Arc::new(of_server(&options, &self.counts)?)
+                Arc::new(Access::to_server(&options, &self.counts)?)
             }
         };
         let mut connection = access.connect(limit)?;

@@ -2,7 +2,6 @@
 
 use std::io::{Error, ErrorKind, Write};
 use std::net::TcpStream;
-use std::ops::DerefMut;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,8 +9,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_remote::{LAST_ATTEMPT, SocketTimeout, Stream, is_quiet, without_signals};
 use redis::{ConnectionLike, Parser, RedisError, Value, cmd};
 
-/// A connection of the redis crate: in a box, or lent by a pool.
-pub(crate) type AnyConnection = Box<dyn DerefMut<Target = redis::Connection> + Send>;
+use crate::options::AnyConnection;
 
 pub(crate) enum Link {
     Own {

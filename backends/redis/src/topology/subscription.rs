@@ -6,7 +6,7 @@ use lockkeeper_remote::Failure;
 use redis::{PushKind, ServerError, Value, pipe};
 
 use crate::connection::Connection;
-use crate::failure::{accepted_by_primary, parse};
+use crate::wire::failure::{accepted_by_primary, parse};
 
 /// A message to the listening connection.
 pub(crate) enum Message {

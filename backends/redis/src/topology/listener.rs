@@ -1,14 +1,14 @@
-//! The connection and the thread of a provider that listen: for releases by other processes while callers
+//! The connection and the thread of a node that listen: for releases by other processes while callers
 //! wait, and for what may end leases while there are any.
 //!
-//! Each provider subscribes to a channel of its own, and to one of its namespace. A message makes a
+//! Each node's listener subscribes to a channel of its own, and to one of its namespace. A message makes a
 //! waiter attempt again; without a message a waiter does so later. The end of the connection, a flush
 //! and an unlock make the keepers verify their leases; without notice of it the next renewal does.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -19,17 +19,16 @@ use parking_lot::Mutex;
 use redis::cmd;
 
 use crate::connection::Connection;
-use crate::connector::Connector;
-use crate::keys::ended_channel;
-use crate::owner::code;
-use crate::scripts::WAKE_CHANNEL;
-use crate::store::Store;
-use crate::subscription::{Message, ask_for_flush_notice, read, subscribe};
+use crate::topology::connector::Connector;
+use crate::topology::subscription::{Message, ask_for_flush_notice, read, subscribe};
+use crate::wire::keys::ended_channel;
+use crate::wire::lease::code;
+use crate::wire::scripts::WAKE_CHANNEL;
 
-/// A provider listens this long after its first grant, so that a program that only locks for a
+/// The thread listens this long after its first grant, so that a program that only locks for a
 /// moment opens no second connection.
 const AFTER_FIRST_GRANT: Duration = Duration::from_millis(50);
-/// The thread checks this often whether the store was dropped, or the primary found elsewhere.
+/// The thread checks this often whether the node was dropped, or the primary found elsewhere.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// A silent server is asked to reply after so long.
 const PING_AFTER: Duration = Duration::from_secs(5);
@@ -51,15 +50,19 @@ enum State {
     Down(Thread),
 }
 
-/// The waiters and keepers of a provider, and whether messages reach them.
+type Leave = dyn Fn(&str, &str) + Send + Sync;
+
+/// The waiters and keepers of a node, and whether messages reach them.
 pub(crate) struct Listener {
     /// Part of the names of the channel and of the waiters.
     id: String,
     /// Where the unlocking of names of this namespace is published.
     pub(crate) ended_channel: String,
     connector: Arc<Connector>,
-    /// Dropped with the provider, which ends the thread.
-    store: Weak<Store>,
+    /// Set when the node is dropped, which ends the thread.
+    is_closed: AtomicBool,
+    /// Removes a waiter that has gone from the queue of a key.
+    leave: Box<Leave>,
     next: AtomicU64,
     waiting: Mutex<HashMap<u64, Unparker>>,
     pub(crate) verifiers: Arc<LeaseVerifiers>,
@@ -75,7 +78,7 @@ impl Listener {
         connector: Arc<Connector>,
         namespace: &str,
         verifiers: Arc<LeaseVerifiers>,
-        store: Weak<Store>,
+        leave: Box<Leave>,
     ) -> Arc<Self> {
         use std::hash::{BuildHasher, RandomState};
         // Keyed from the system's random numbers: unique over all processes of the server.
@@ -84,7 +87,8 @@ impl Listener {
             id: format!("{id:016x}"),
             ended_channel: ended_channel(namespace),
             connector,
-            store,
+            is_closed: AtomicBool::new(false),
+            leave,
             next: AtomicU64::new(1),
             waiting: Mutex::default(),
             verifiers,
@@ -172,8 +176,9 @@ impl Listener {
         Some(started.ok()?.thread().clone())
     }
 
-    /// Ends the thread soon, for a store that is dropped. A thread that is connecting notices by itself.
+    /// Ends the thread soon, for a node that is dropped. A thread that is connecting notices by itself.
     pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
         match &*self.state.lock() {
             State::Delayed(thread) | State::Down(thread) => thread.unpark(),
             State::Listening(Some(socket)) => {
@@ -186,8 +191,8 @@ impl Listener {
 
     /// Returns whether there is anything to listen for.
     fn is_used(&self) -> bool {
-        self.store.strong_count() > 0
-            && !(self.verifiers.is_empty() && self.waiting.lock().is_empty())
+        let is_closed = self.is_closed.load(Ordering::Acquire);
+        !is_closed && (!self.verifiers.is_empty() || !self.waiting.lock().is_empty())
     }
 
     /// Follows the sentinels, if there are any, until the listening has ended.
@@ -198,7 +203,7 @@ impl Listener {
         }
     }
 
-    /// Listens until the store is dropped, or its keepers have ended.
+    /// Listens until the node is dropped, or its keepers have ended.
     fn run(&self) {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
         *self.state.lock() = State::Connecting;
@@ -290,9 +295,9 @@ impl Listener {
         if let Some(unparker) = number.and_then(|number| self.waiting.lock().get(&number).cloned())
         {
             unparker.unpark();
-        } else if let Some(store) = self.store.upgrade() {
+        } else {
             // The waiter has gone, so the name that is reserved for it goes to the next one.
-            store.leave(key, waiter);
+            (self.leave)(key, waiter);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-/// What [`ACQUIRE`](crate::scripts::ACQUIRE) and [`PROPOSE`](crate::scripts::PROPOSE) reply.
+/// What [`ACQUIRE`](crate::wire::scripts::ACQUIRE) and [`PROPOSE`](crate::wire::scripts::PROPOSE) reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// A lease in this slot, with an epoch of this time in microseconds of the server's clock.

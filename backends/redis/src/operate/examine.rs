@@ -6,68 +6,74 @@ use lockkeeper_core::{Error, Finding, HostInstant};
 use lockkeeper_remote::{Failure, senseless};
 use redis::{InfoDict, cmd};
 
-use crate::examine_cluster::state;
-use crate::examine_sentinels::isolation;
-use crate::server_clock::{STEP, Seen};
-use crate::store::Store;
-use crate::subscription::ask_for_flush_notice;
+use super::cluster::state;
+use super::run;
+use super::sentinels::{examine_sentinels, isolation};
+use crate::locks::Locks;
+use crate::topology::ask_for_flush_notice;
+use crate::topology::node::Node;
+use crate::wire::server_clock::{STEP, Seen};
 
-pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
-    let (before, asked_at) = (SystemTime::now(), store.clock.now());
-    let (seconds, micros): (u64, u64) = store.run_for_admin(&cmd("TIME"), deadline)?;
+pub(super) fn examine(
+    locks: &Locks,
+    node: &Node,
+    deadline: HostInstant,
+) -> Result<Vec<Finding>, Error> {
+    let (before, asked_at) = (SystemTime::now(), node.clock.now());
+    let (seconds, micros): (u64, u64) = run(node, &cmd("TIME"), deadline)?;
     let after = SystemTime::now();
     let told = i64::try_from(seconds.saturating_mul(1_000_000).saturating_add(micros))
         .map_err(|_| senseless())?;
-    store.note_time(told, asked_at);
+    node.note_time(told, asked_at);
     let time = Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros));
     let time = UNIX_EPOCH.checked_add(time).ok_or_else(senseless)?;
-    let info: Vec<u8> = store.run_for_admin(&cmd("INFO"), deadline)?;
+    let info: Vec<u8> = run(node, &cmd("INFO"), deadline)?;
     let info = InfoDict::new(&String::from_utf8_lossy(&info));
-    let grace = store.options.remote.restart_grace;
+    let grace = node.options.remote.restart_grace;
     let mut findings = vec![
         version(&info),
         Finding::clocks(before, time, after),
-        clock(store, told, deadline)?,
+        clock(locks, node, told, deadline)?,
         role(&info),
-        replicas(&info, store.options.replicas),
+        replicas(&info, node.options.replicas),
         eviction(&info),
-        persistence(&info, &appendfsync(store, deadline), grace),
-        flush_notice(store, deadline)?,
-        clients(&info, store.options.remote.pool_size),
+        persistence(&info, &appendfsync(node, deadline), grace),
+        flush_notice(node, deadline)?,
+        clients(&info, node.options.remote.pool_size),
     ];
-    match store.node {
+    match node.map {
         None => findings.push(cluster(&info)),
         Some(_) => {
             let mut cluster_info = cmd("CLUSTER");
             cluster_info.arg("INFO");
-            let told: Vec<u8> = store.run_for_admin(&cluster_info, deadline)?;
+            let told: Vec<u8> = run(node, &cluster_info, deadline)?;
             findings.push(state(&InfoDict::new(&String::from_utf8_lossy(&told))));
-            findings.push(isolation(&info, store.options.replicas));
+            findings.push(isolation(&info, node.options.replicas));
         }
     }
     findings.extend(memory(&info));
-    if let Some(sentinels) = store.connector.sentinels() {
-        findings.push(isolation(&info, store.options.replicas));
-        findings.extend(sentinels.examine(time_left(store, deadline)));
+    if let Some(sentinels) = node.connector.sentinels() {
+        findings.push(isolation(&info, node.options.replicas));
+        findings.extend(examine_sentinels(sentinels, time_left(node, deadline)));
     }
     Ok(findings)
 }
 
 /// Looks whether the server's clock runs as it should, by what this program has seen of it, and by the last epoch.
-fn clock(store: &Store, now: i64, deadline: HostInstant) -> Result<Finding, Error> {
-    let last: Option<String> = match store.node {
+fn clock(locks: &Locks, node: &Node, now: i64, deadline: HostInstant) -> Result<Finding, Error> {
+    let last: Option<String> = match locks.keys.only_epoch() {
         // A cluster has an epoch key in each bucket.
-        Some(_) => None,
-        None => {
+        None => None,
+        Some(epoch_key) => {
             let mut get = cmd("MGET");
-            get.arg(&store.epoch_key);
-            let found: Vec<Option<String>> = store.run_for_admin(&get, deadline)?;
+            get.arg(epoch_key);
+            let found: Vec<Option<String>> = run(node, &get, deadline)?;
             found.into_iter().flatten().next()
         }
     };
     let last = last.and_then(|last| last.parse::<i64>().ok());
     Ok(clock_of(
-        &store.server_clock.seen(store.clock.now()),
+        &node.server_clock.seen(node.clock.now()),
         last.map_or(0, |last| last.saturating_sub(now)),
     ))
 }
@@ -186,10 +192,10 @@ fn memory(info: &InfoDict) -> Option<Finding> {
 }
 
 /// Returns the setting `appendfsync`; empty if the server does not say, or the user may not ask.
-fn appendfsync(store: &Store, deadline: HostInstant) -> String {
+fn appendfsync(node: &Node, deadline: HostInstant) -> String {
     let mut get = cmd("CONFIG");
     get.arg("GET").arg("appendfsync");
-    let answer = store.run_for_admin::<Vec<String>>(&get, deadline);
+    let answer = run::<Vec<String>>(node, &get, deadline);
     answer
         .ok()
         .and_then(|mut pair| pair.pop())
@@ -227,13 +233,13 @@ fn persistence(info: &InfoDict, fsync: &str, grace: Duration) -> Finding {
     )
 }
 
-fn time_left(store: &Store, deadline: HostInstant) -> Duration {
-    deadline.saturating_since(store.clock.now())
+fn time_left(node: &Node, deadline: HostInstant) -> Duration {
+    deadline.saturating_since(node.clock.now())
 }
 
-fn flush_notice(store: &Store, deadline: HostInstant) -> Result<Finding, Error> {
-    let limit = time_left(store, deadline).min(store.options.remote.response_timeout);
-    let mut connection = store.connector.connect(limit)?;
+fn flush_notice(node: &Node, deadline: HostInstant) -> Result<Finding, Error> {
+    let limit = time_left(node, deadline).min(node.options.remote.response_timeout);
+    let mut connection = node.connector.connect(limit)?;
     let refusal = ask_for_flush_notice(&mut connection, limit).map_err(Failure::into_error)?;
     let Some(refusal) = refusal else {
         return Ok(Finding::fine(

@@ -20,7 +20,7 @@
 
 use std::sync::LazyLock;
 
-use crate::script::Script;
+use crate::wire::script::Script;
 
 /// The time that a name is reserved for a woken waiter, in milliseconds.
 const RESERVED_MS: u64 = 100;
@@ -128,7 +128,7 @@ end
 /// owner; ttl in milliseconds; the epoch key, which in a cluster is the second key as well. An attempt of a waiter adds the waiter and its
 /// state: `new`, `queued` (it is in the queue) or `last` (it will not wait any longer).
 ///
-/// The reply is a [`Reply`](crate::reply::Reply). A double holds its times exactly until 2255.
+/// The reply is a [`Reply`](crate::wire::reply::Reply). A double holds its times exactly until 2255.
 pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| acquire(MINT));
 
 /// Tries to acquire a name with an epoch that the request proposes: [`ACQUIRE`] with one argument more, the

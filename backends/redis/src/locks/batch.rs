@@ -1,0 +1,181 @@
+//! Operations of many callers: those of one node go together, in one round trip.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{AcquireRequest, Error, HostInstant, Operation, Released, Renewal};
+use lockkeeper_remote::{Failure, senseless};
+
+use super::Locks;
+use super::call::{Answer, Call, State};
+use super::exchange::Way;
+use crate::topology::Topology;
+use crate::topology::node::Node;
+use crate::wire::lease::{RedisLease, owner};
+
+/// How many nodes a request may be sent to one after the other. Two nodes that each name the other one are asked
+/// no longer.
+pub(super) const MAX_NODES: usize = 5;
+
+/// Calls that go to a node together.
+struct Group<'b, 'a> {
+    node: Arc<Node>,
+    way: Way,
+    calls: Vec<&'b mut Call<'a>>,
+}
+
+impl Locks {
+    /// Carries out all operations, and answers each.
+    pub(crate) fn batch(&self, operations: &mut [Operation<'_, RedisLease>]) {
+        let calls = operations.iter().map(|operation| match operation {
+            Operation::Acquire(it) => Call::attempt(&self.keys, it.request, it.deadline),
+            Operation::Renew(it) => Call::renew(it.lease, it.ttl, it.deadline),
+            Operation::Release(it) => {
+                let until = it.deadline.min(self.longest_release());
+                Call::release(&*it.lease.key, &*it.lease.text, until)
+            }
+        });
+        let mut calls: Vec<_> = calls.collect();
+        self.run(&mut calls);
+        let answers: Vec<_> = calls.iter_mut().map(Call::answer).collect();
+        for (operation, answer) in operations.iter_mut().zip(answers) {
+            match (operation, answer.map_err(Failure::into_error)) {
+                (Operation::Acquire(it), Ok(Answer::Granted(grant))) => {
+                    it.answer = Some(Ok(Some(grant)));
+                }
+                (Operation::Acquire(it), Ok(Answer::Busy { .. })) => it.answer = Some(Ok(None)),
+                (Operation::Renew(it), Ok(Answer::Held(true))) => {
+                    it.answer = Some(Ok(Renewal::Renewed));
+                }
+                (Operation::Renew(it), Ok(Answer::Held(false))) => {
+                    it.answer = Some(Ok(Renewal::Lost));
+                }
+                (Operation::Release(it), Ok(Answer::Held(true))) => {
+                    it.answer = Some(Ok(Released::Done));
+                }
+                (Operation::Release(it), Ok(Answer::Held(false))) => {
+                    it.answer = Some(Ok(Released::AlreadyLost));
+                }
+                (operation, Ok(_)) => operation.fail(senseless()),
+                (operation, Err(error)) => operation.fail(error),
+            }
+        }
+    }
+
+    /// Returns the part of the store that keeps the name.
+    pub(crate) fn part(&self, request: &AcquireRequest<'_>) -> usize {
+        match &self.topology {
+            Topology::OneServer(_) => 0,
+            Topology::Cluster(_) => self.topology.part(&self.key(request)),
+        }
+    }
+
+    fn key(&self, request: &AcquireRequest<'_>) -> String {
+        let of_permits = request.mode().is_permit();
+        self.keys.lock(request.name().as_str(), of_permits)
+    }
+
+    /// Releases what an attempt of this request may have been granted.
+    pub(crate) fn abandon(&self, request: &AcquireRequest<'_>) {
+        let _ = self.release(&self.key(request), &owner(request), request.end());
+    }
+
+    /// Releases a lease, and returns whether it was live. If the reply to the grant was lost, the lease is found by its
+    /// mode and owner.
+    pub(crate) fn release(&self, key: &str, text: &str, until: HostInstant) -> Result<bool, Error> {
+        let mut calls = [Call::release(key, text, until)];
+        self.run(&mut calls);
+        let [mut call] = calls;
+        match call.answer().map_err(Failure::into_error)? {
+            Answer::Held(was_held) => Ok(was_held),
+            _ => Err(senseless()),
+        }
+    }
+
+    /// Returns the end of a release that begins now: a server that is gone is not waited for as long as the lease would
+    /// last.
+    fn longest_release(&self) -> HostInstant {
+        self.clock.now() + 2 * self.options.remote.response_timeout
+    }
+
+    /// Runs the calls, each on the node that owns its slot, or that another node names.
+    fn run(&self, calls: &mut [Call<'_>]) {
+        let mut groups = Vec::new();
+        for call in calls {
+            match self.topology.owner(&call.key, call.deadline) {
+                Ok(node) => add(&mut groups, node, Way::Owner, call),
+                Err(error) => call.fail(Failure::NotSent(error)),
+            }
+        }
+        for _ in 0..MAX_NODES {
+            let mut further = Vec::new();
+            for mut group in self.in_order(groups) {
+                group.run();
+                for call in group.calls {
+                    if let Some((node, way)) = self.further(call, &group.node, group.way) {
+                        add(&mut further, node, way, call);
+                    }
+                }
+            }
+            if further.is_empty() {
+                return;
+            }
+            groups = further;
+        }
+    }
+
+    /// Returns the groups, last those of the nodes that failed last, which may hang.
+    fn in_order<'b, 'a>(&self, mut groups: Vec<Group<'b, 'a>>) -> Vec<Group<'b, 'a>> {
+        if let (Topology::Cluster(cluster), 2..) = (&self.topology, groups.len()) {
+            groups.sort_by_key(|group| cluster.map.rank(&group.node.endpoint));
+        }
+        groups
+    }
+
+    /// Returns the node to try after this one, if the call has failed there and may be sent again.
+    fn further(&self, call: &mut Call<'_>, tried: &Node, way: Way) -> Option<(Arc<Node>, Way)> {
+        if !call.may_go_on() {
+            return None;
+        }
+        // An attempt needs two keys, which may be at two nodes.
+        if let (Some(next), Way::Owner, false) = (call.next.take(), way, call.is_attempt()) {
+            return Some((self.topology.node_at(&next).ok()?, Way::Next));
+        }
+        let owner = self.topology.owner(&call.key, call.deadline).ok()?;
+        (owner.endpoint != tried.endpoint || way == Way::Next).then_some((owner, Way::Owner))
+    }
+}
+
+impl Group<'_, '_> {
+    fn run(&mut self) {
+        let Self { node, way, calls } = self;
+        let Some(latest) = calls.iter().map(|call| call.deadline).max() else {
+            return;
+        };
+        calls
+            .iter_mut()
+            .for_each(|call| call.state = State::Unanswered);
+        node.run(calls, *way, latest, None);
+        let now = node.clock.now();
+        let repeated = calls.iter_mut().map(|call| call.repeat_renewal(now));
+        if repeated.fold(false, |any, repeats| any | repeats) {
+            node.run(calls, *way, latest, None);
+        }
+        // After a fail-over a node of a cluster has leases that it did not grant.
+        if calls.iter().any(|call| call.is_live()) {
+            node.listener.note_grant();
+        }
+    }
+}
+
+/// Adds a call to those that go to a node.
+fn add<'b, 'a>(groups: &mut Vec<Group<'b, 'a>>, node: Arc<Node>, way: Way, call: &'b mut Call<'a>) {
+    let is_same = |it: &&mut Group<'b, 'a>| it.way == way && it.node.endpoint == node.endpoint;
+    match groups.iter_mut().find(is_same) {
+        Some(group) => group.calls.push(call),
+        None => groups.push(Group {
+            node,
+            way,
+            calls: vec![call],
+        }),
+    }
+}

@@ -1,0 +1,406 @@
+//! One request about one name, and its answer.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant, limit_mismatch};
+use lockkeeper_remote::{Endpoint, Failure, senseless};
+use redis::Value;
+
+use crate::topology::node::Node;
+use crate::wire::failure::{accepted, parse};
+use crate::wire::keys::Keys;
+use crate::wire::lease::{self, RedisLease, millis, owner};
+use crate::wire::reply::Reply;
+use crate::wire::script::Script;
+use crate::wire::scripts::{ACQUIRE, LEAVE, PROPOSE, RELEASE, RENEW};
+use crate::wire::server_clock::{epoch, last_epoch, micros};
+
+/// A request about one name.
+pub(super) struct Call<'a> {
+    pub(super) key: Cow<'a, str>,
+    /// The lease, or the mode and the owner alone, or a waiter.
+    text: Cow<'a, str>,
+    verb: Verb<'a>,
+    /// After it, the answer is of no use.
+    pub(super) deadline: HostInstant,
+    pub(super) state: State,
+    /// When it was sent last.
+    asked_at: HostInstant,
+    /// The node to which an ASK reply has sent it.
+    pub(super) next: Option<Endpoint>,
+}
+
+enum Verb<'a> {
+    Attempt(Box<Attempt<'a>>),
+    Renew { ttl: String },
+    Release,
+    Leave,
+}
+
+struct Attempt<'a> {
+    request: &'a AcquireRequest<'a>,
+    epoch_key: Cow<'a, str>,
+    /// Whether the key of the epoch is in the slot of the lock's, and among the `KEYS`.
+    has_epoch_beside: bool,
+    /// In milliseconds.
+    ttl: String,
+    /// The time of the epoch that the request proposes, in microseconds.
+    proposed: Option<String>,
+    /// The waiter and its state, if it queues.
+    in_queue: Option<(&'a str, &'static str)>,
+    /// Whether the server may have granted the name in an attempt that failed.
+    may_be_granted: bool,
+    /// Whether the server has refused it as late once, by which its clock is known.
+    was_late: bool,
+}
+
+pub(super) enum State {
+    Unanswered,
+    /// The reply has come, and replicas have to acknowledge what it says.
+    Unacknowledged(Answer),
+    Done(Result<Answer, Failure>),
+}
+
+pub(super) enum Answer {
+    Granted(Grant<RedisLease>),
+    Busy {
+        /// The time until the first of the leases ends.
+        ends: Duration,
+        /// The number of waiters before this one.
+        before: i64,
+    },
+    /// Whether the lease was live.
+    Held(bool),
+}
+
+impl<'a> Call<'a> {
+    /// An attempt to acquire a name. The server grants nothing after `deadline`.
+    pub(super) fn attempt(
+        keys: &'a Keys,
+        request: &'a AcquireRequest<'a>,
+        deadline: HostInstant,
+    ) -> Self {
+        let key = keys.lock(request.name().as_str(), request.mode().is_permit());
+        let attempt = Attempt {
+            request,
+            epoch_key: keys.epoch(&key),
+            has_epoch_beside: keys.only_epoch().is_none(),
+            ttl: millis(request.ttl()).to_string(),
+            proposed: request.proposed_epoch().map(|it| micros(it).to_string()),
+            in_queue: None,
+            may_be_granted: false,
+            was_late: false,
+        };
+        let verb = Verb::Attempt(Box::new(attempt));
+        Self::new(key.into(), owner(request).into(), verb, deadline)
+    }
+
+    pub(super) fn renew(lease: &'a RedisLease, ttl: Duration, deadline: HostInstant) -> Self {
+        let ttl = millis(ttl).to_string();
+        let (key, text) = (lease.key.as_str(), lease.text.as_str());
+        Self::new(key.into(), text.into(), Verb::Renew { ttl }, deadline)
+    }
+
+    /// The release of a lease. If the reply to its grant was lost, `text` has the mode and the owner alone.
+    pub(super) fn release(
+        key: impl Into<Cow<'a, str>>,
+        text: impl Into<Cow<'a, str>>,
+        deadline: HostInstant,
+    ) -> Self {
+        Self::new(key.into(), text.into(), Verb::Release, deadline)
+    }
+
+    /// Removes a waiter from the queue of a name.
+    pub(super) fn leave(key: &'a str, waiter: &'a str, deadline: HostInstant) -> Self {
+        Self::new(key.into(), waiter.into(), Verb::Leave, deadline)
+    }
+
+    fn new(key: Cow<'a, str>, text: Cow<'a, str>, verb: Verb<'a>, deadline: HostInstant) -> Self {
+        Self {
+            key,
+            text,
+            verb,
+            deadline,
+            state: State::Unanswered,
+            asked_at: HostInstant::NEVER,
+            next: None,
+        }
+    }
+
+    /// Returns the release of what this attempt was granted.
+    pub(super) fn give_back(&self) -> Call<'_> {
+        Call::release(&*self.key, &*self.text, self.deadline)
+    }
+
+    /// Makes an attempt again, as a waiter in this state if it queues.
+    pub(super) fn attempt_again(&mut self, queues: Option<(&'a str, &'static str)>) {
+        if let Verb::Attempt(attempt) = &mut self.verb {
+            attempt.in_queue = queues;
+            attempt.was_late = false;
+        }
+        self.state = State::Unanswered;
+    }
+
+    pub(super) fn is_attempt(&self) -> bool {
+        matches!(self.verb, Verb::Attempt(_))
+    }
+
+    pub(super) fn is_renewal(&self) -> bool {
+        matches!(self.verb, Verb::Renew { .. })
+    }
+
+    pub(super) fn is_unanswered(&self) -> bool {
+        matches!(self.state, State::Unanswered)
+    }
+
+    pub(super) fn is_unacknowledged(&self) -> bool {
+        matches!(self.state, State::Unacknowledged(_))
+    }
+
+    pub(super) fn may_be_granted(&self) -> bool {
+        matches!(&self.verb, Verb::Attempt(attempt) if attempt.may_be_granted)
+    }
+
+    /// Returns whether an earlier request of this owner may have been granted.
+    pub(super) fn is_repeated(&self) -> bool {
+        matches!(&self.verb, Verb::Attempt(attempt) if attempt.may_be_granted || attempt.request.is_retry())
+    }
+
+    /// Returns the answer.
+    pub(super) fn answer(&mut self) -> Result<Answer, Failure> {
+        match std::mem::replace(&mut self.state, State::Unanswered) {
+            State::Done(answer) => answer,
+            _ => Err(Failure::Unanswered(senseless())),
+        }
+    }
+
+    pub(super) fn script(&self) -> &'static Script {
+        match &self.verb {
+            Verb::Attempt(attempt) if attempt.proposed.is_some() => &PROPOSE,
+            Verb::Attempt(_) => &ACQUIRE,
+            Verb::Renew { .. } => &RENEW,
+            Verb::Release => &RELEASE,
+            Verb::Leave => &LEAVE,
+        }
+    }
+
+    /// Returns the command that is sent to a node at `now`, and has `limit` for its reply. With `loads`, the server keeps
+    /// the script.
+    pub(super) fn command(
+        &mut self,
+        node: &Node,
+        now: HostInstant,
+        limit: Duration,
+        loads: bool,
+    ) -> Vec<u8> {
+        self.asked_at = now;
+        let command = match loads {
+            true => Script::by_code,
+            false => Script::by_sha,
+        };
+        let (script, key, text) = (self.script(), &*self.key, &*self.text);
+        let attempt = match &self.verb {
+            Verb::Attempt(attempt) => attempt,
+            Verb::Renew { ttl } => return command(script, &[key], &[text, ttl]),
+            Verb::Release | Verb::Leave => return command(script, &[key], &[text]),
+        };
+        // The network may delay the request, and the caller may have gone.
+        let latest = node.server_clock.at((now + limit).min(self.deadline));
+        let latest = latest.to_string();
+        let mut args = vec![latest.as_str(), text, &attempt.ttl, &attempt.epoch_key];
+        if let Some((waiter, state)) = attempt.in_queue {
+            args.extend([waiter, state]);
+        }
+        if let Some(micros) = &attempt.proposed {
+            args.extend(["", "", micros]);
+        }
+        match attempt.has_epoch_beside {
+            true => command(script, &[key, &attempt.epoch_key], &args),
+            false => command(script, &[key], &args),
+        }
+    }
+
+    /// Takes the reply of a primary. An attempt that came too late by what was known of the server's clock stays unanswered
+    /// once, since its caller still waits.
+    pub(super) fn take(&mut self, reply: Value, node: &Node) {
+        if let Some(refusal) = node.refusal(&reply, self.is_attempt()) {
+            self.next = refusal.next;
+            return self.fail(Failure::Refused(refusal.error));
+        }
+        let answer = match &mut self.verb {
+            Verb::Attempt(attempt) => {
+                if let Some(Reply::Late(now)) = Reply::read(&reply) {
+                    node.server_clock.update(now, self.asked_at);
+                    let text = if node.clock.now() >= self.deadline {
+                        "the request reached the server when its time was over, so nothing was granted"
+                    } else if attempt.was_late {
+                        "the server's clock jumps; see to its time service"
+                    } else {
+                        attempt.was_late = true;
+                        return;
+                    };
+                    let late = Error::new(ErrorKind::Unavailable, text);
+                    return self.fail(Failure::Refused(late));
+                }
+                let lease = |minted, slot| RedisLease {
+                    key: self.key.clone().into_owned(),
+                    text: lease::lease(minted, slot, &self.text),
+                };
+                accepted(reply).and_then(|reply| attempt.read(&reply, lease, self.asked_at, node))
+            }
+            Verb::Renew { .. } => held(reply).map(|now| {
+                node.note_time(now.abs(), self.asked_at);
+                Answer::Held(now > 0)
+            }),
+            Verb::Release | Verb::Leave => held(reply).map(|found| Answer::Held(found > 0)),
+        };
+        match answer {
+            Ok(answer) if node.options.replicas > 0 && self.is_write(&answer) => {
+                self.state = State::Unacknowledged(answer);
+            }
+            Ok(answer) => self.state = State::Done(Ok(answer)),
+            Err(failure) => self.fail(failure),
+        }
+    }
+
+    /// Returns whether this is a grant or a successful renewal. Replicas have to know of it; releases do not wait for them.
+    fn is_write(&self, answer: &Answer) -> bool {
+        match answer {
+            Answer::Granted(_) => true,
+            Answer::Held(is_held) => *is_held && self.is_renewal(),
+            Answer::Busy { .. } => false,
+        }
+    }
+
+    /// Ends a run on one connection. Without the replicas' word a write counts as unanswered.
+    pub(super) fn end_run(&mut self, is_acknowledged: bool) {
+        if !self.is_unacknowledged() {
+            return;
+        }
+        let state = std::mem::replace(&mut self.state, State::Unanswered);
+        match (state, &mut self.verb) {
+            (State::Unacknowledged(answer), _) if is_acknowledged => {
+                self.state = State::Done(Ok(answer));
+            }
+            (_, Verb::Attempt(attempt)) => attempt.may_be_granted = true,
+            _ => {}
+        }
+    }
+
+    /// Ends the call with a failure. That of an attempt is unknown if another one of the same owner got no reply.
+    pub(super) fn fail(&mut self, failure: Failure) {
+        let failure = match (&mut self.verb, failure) {
+            (Verb::Attempt(attempt), failure @ Failure::Unanswered(_)) => {
+                attempt.may_be_granted = true;
+                failure
+            }
+            // Such a refusal says what is to be changed.
+            (_, failure @ Failure::Refused(_))
+                if failure.error().kind() != ErrorKind::Unavailable =>
+            {
+                failure
+            }
+            (Verb::Attempt(attempt), failure) if attempt.may_be_granted => {
+                unknown(failure.into_error())
+            }
+            (_, failure) => failure,
+        };
+        self.state = State::Done(Err(failure));
+    }
+
+    /// Marks a renewal without a reply for the next run, if there is time, and returns whether it did. Renewing a lease
+    /// twice does no harm.
+    pub(super) fn repeat_renewal(&mut self, now: HostInstant) -> bool {
+        let is_unanswered = matches!(self.state, State::Done(Err(Failure::Unanswered(_))));
+        let repeats = self.is_renewal() && is_unanswered && now < self.deadline;
+        if repeats {
+            self.state = State::Unanswered;
+        }
+        repeats
+    }
+
+    /// Returns whether the call has failed so that it may be sent to another node: nothing came of it, or it is a renewal.
+    pub(super) fn may_go_on(&self) -> bool {
+        let State::Done(Err(failure)) = &self.state else {
+            return false;
+        };
+        match failure.error().kind() {
+            ErrorKind::Unavailable => true,
+            ErrorKind::Unknown => self.is_renewal(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the server has replied that the lease is live: by a grant or a renewal.
+    pub(super) fn is_live(&self) -> bool {
+        matches!(&self.state, State::Done(Ok(answer)) if self.is_write(answer))
+    }
+}
+
+impl Attempt<'_> {
+    fn read(
+        &mut self,
+        reply: &Value,
+        lease: impl FnOnce(i64, u32) -> RedisLease,
+        asked_at: HostInstant,
+        node: &Node,
+    ) -> Result<Answer, Failure> {
+        let senseless = || Failure::Refused(senseless());
+        let request = self.request;
+        match Reply::read(reply) {
+            Some(Reply::Granted { minted, slot }) => {
+                let proposed = request.proposed_epoch();
+                if proposed.is_none() && !self.may_be_granted && !request.is_retry() {
+                    // The epoch is the server's time.
+                    node.server_clock.update(minted, asked_at);
+                }
+                let slot = u32::try_from(slot).map_err(|_| senseless())?;
+                Ok(Answer::Granted(Grant {
+                    lease: lease(minted, slot),
+                    epoch: proposed.or_else(|| epoch(minted)).ok_or_else(senseless)?,
+                    asked_at,
+                    slot,
+                }))
+            }
+            Some(Reply::Busy { ends, before }) => {
+                self.may_be_granted = false;
+                let ends = u64::try_from(ends).map_err(|_| senseless())?;
+                Ok(Answer::Busy {
+                    ends: Duration::from_millis(ends.saturating_add(1)),
+                    before,
+                })
+            }
+            Some(Reply::OtherLimit(held)) => {
+                self.may_be_granted = false;
+                let asked = request.mode().limit().ok_or_else(senseless)?;
+                let held = u32::try_from(held).map_err(|_| senseless())?;
+                Err(Failure::Refused(limit_mismatch(asked, held)))
+            }
+            Some(Reply::EpochTooSmall(last)) => {
+                self.may_be_granted = false;
+                let proposed = request.proposed_epoch().ok_or_else(senseless)?;
+                let last = last_epoch(last).ok_or_else(senseless)?;
+                Err(Failure::Refused(Error::epoch_too_small(proposed, last)))
+            }
+            Some(Reply::Late(_)) | None => Err(senseless()),
+        }
+    }
+}
+
+/// Reads the reply of a renewal or a release: above zero if the lease was live.
+fn held(reply: Value) -> Result<i64, Failure> {
+    accepted(reply).and_then(parse)
+}
+
+/// Returns the failure of an attempt that failed after another one of the same owner got no reply: that one may
+/// have been granted.
+pub(super) fn unknown(cause: Error) -> Failure {
+    Failure::Unanswered(
+        Error::new(
+            ErrorKind::Unknown,
+            "no reply came to the request, and a later one failed; what the server may have granted ends with its ttl",
+        )
+        .with_source(cause),
+    )
+}

@@ -1,0 +1,220 @@
+//! Calls that travel together: one pipeline on one connection to a node, and an answer for each.
+
+use std::time::Duration;
+
+use lockkeeper_core::{CancelToken, Error, ErrorKind, HostInstant};
+use lockkeeper_remote::{Failure, senseless};
+use redis::{Value, cmd};
+
+use super::call::{Call, State, unknown};
+use crate::connection::Connection;
+use crate::topology::node::Node;
+use crate::wire::failure::from_primary;
+use crate::wire::script::{Script, is_no_script};
+
+/// The server checks only this often whether the time of a WAIT is over.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How calls are sent to a node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Owner,
+    /// The node takes the slot over, and replies only where it is asked by `ASKING`.
+    Next,
+}
+
+impl Way {
+    /// Returns the number of commands for a call.
+    fn commands(self) -> usize {
+        match self {
+            Self::Owner => 1,
+            Self::Next => 2,
+        }
+    }
+}
+
+impl Node {
+    /// Runs those of `calls` that have no answer yet, and gives each its own. A failure of the transport
+    /// is the answer of all that got no reply.
+    ///
+    /// Attempts alone never use the last connection of several, which renewals and releases need.
+    ///
+    /// A cancel closes the connection, and ends the calls with that.
+    pub(super) fn run(
+        &self,
+        calls: &mut [&mut Call<'_>],
+        way: Way,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) {
+        let is_spare = calls.iter().all(|call| call.is_attempt());
+        let work = |connection: &mut Connection, limit| {
+            let close = cancel.zip(connection.closer());
+            let registered = close.map(|(cancel, close)| cancel.on_cancel(close));
+            let ran = self.run_on(connection, calls, way, limit);
+            drop(registered);
+            match cancel.is_some_and(CancelToken::is_cancelled) {
+                true => Err(Failure::Unanswered(Error::new(
+                    ErrorKind::Unknown,
+                    "the acquisition was cancelled before a reply came",
+                ))),
+                false => ran,
+            }
+        };
+        let ran = match is_spare {
+            true => self.with_spare_connection(until, work),
+            false => self.with_connection(until, work),
+        };
+        if let Err(failure) = ran {
+            let unanswered = calls.iter_mut().filter(|call| call.is_unanswered());
+            unanswered.for_each(|call| call.fail(failure.clone()));
+        }
+    }
+
+    fn run_on(
+        &self,
+        connection: &mut Connection,
+        calls: &mut [&mut Call<'_>],
+        way: Way,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let began = self.clock.now();
+        if let Err(refusal) = connection.check_grace(began) {
+            let attempts = calls.iter_mut().filter(|call| call.is_attempt());
+            for call in attempts.filter(|call| call.is_unanswered()) {
+                call.fail(Failure::Refused(refusal.clone()));
+            }
+        }
+        let ran = self.exchange(connection, calls, way, limit);
+        let ran = ran.and_then(|()| self.await_replicas(connection, calls, began, limit));
+        calls.iter_mut().for_each(|call| call.end_run(ran.is_ok()));
+        ran
+    }
+
+    /// Sends the calls without an answer until each has a reply: again where the server does not have the
+    /// script, or where its clock was not known.
+    fn exchange(
+        &self,
+        connection: &mut Connection,
+        calls: &mut [&mut Call<'_>],
+        way: Way,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let began = self.clock.now();
+        let mut missing: Vec<&Script> = Vec::new();
+        loop {
+            let now = self.clock.now();
+            let left = limit.saturating_sub(now.saturating_since(began));
+            let (mut commands, mut count) = (Vec::new(), 0);
+            for call in calls.iter_mut().filter(|call| call.is_unanswered()) {
+                if way == Way::Next {
+                    commands.extend(cmd("ASKING").get_packed_command());
+                }
+                let script = call.script();
+                let at = missing.iter().position(|it| std::ptr::eq(*it, script));
+                // One command loads the script for those behind it.
+                let loads = at.map(|at| missing.swap_remove(at)).is_some();
+                commands.extend(call.command(self, now, left, loads));
+                count += way.commands();
+            }
+            if count == 0 {
+                return Ok(());
+            }
+            let mut replies = Vec::with_capacity(count);
+            let mut result = connection.exchange_into(&mut replies, &commands, count, left);
+            // The reply to ASKING comes first.
+            let per_call = way.commands();
+            let replies = replies.into_iter().skip(per_call - 1).step_by(per_call);
+            let asked = calls.iter_mut().filter(|call| call.is_unanswered());
+            for (call, reply) in asked.zip(replies) {
+                match from_primary(reply) {
+                    Err(failure) => result = Err(failure),
+                    Ok(reply) if !is_no_script(&reply) => call.take(reply, self),
+                    Ok(_) if missing.iter().any(|it| std::ptr::eq(*it, call.script())) => {}
+                    Ok(_) => missing.push(call.script()),
+                }
+            }
+            result?;
+        }
+    }
+
+    /// Waits for the replicas to acknowledge grants and renewals, and gives grants back if they do not.
+    fn await_replicas(
+        &self,
+        connection: &mut Connection,
+        calls: &mut [&mut Call<'_>],
+        began: HostInstant,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        if !calls.iter().any(|call| call.is_unacknowledged()) {
+            return Ok(());
+        }
+        let refusal = match self.acknowledged(connection, began, limit) {
+            Ok(true) => return Ok(()),
+            Ok(false) => None,
+            Err(Failure::Refused(error)) => Some(error),
+            // A release on a replica is none: the new primary may know of the grant.
+            Err(failure) => return Err(failure),
+        };
+        let refusal = |what| {
+            let refusal = refusal.clone();
+            Failure::Refused(refusal.unwrap_or_else(|| self.few_replicas(what)))
+        };
+        let unacknowledged = calls.iter_mut().filter(|call| call.is_unacknowledged());
+        let (mut granted, renewed): (Vec<_>, Vec<_>) =
+            unacknowledged.partition(|call| call.is_attempt());
+        renewed
+            .into_iter()
+            .for_each(|call| call.fail(refusal("renewal")));
+        let mut releases: Vec<_> = granted.iter().map(|call| call.give_back()).collect();
+        let mut asked: Vec<_> = releases.iter_mut().collect();
+        let given_back = self.exchange(connection, &mut asked, Way::Owner, limit);
+        let released = releases
+            .into_iter()
+            .map(|release| match (release.state, &given_back) {
+                (State::Done(released), _) => released.map(drop),
+                (_, Err(failure)) => Err(failure.clone()),
+                (_, Ok(())) => Err(Failure::Unanswered(senseless())),
+            });
+        let released: Vec<_> = released.collect();
+        for (call, released) in granted.iter_mut().zip(released) {
+            call.fail(match released {
+                Ok(()) => refusal("grant"),
+                Err(failure) => unknown(failure.into_error()),
+            });
+        }
+        given_back
+    }
+
+    /// Waits for the replicas, on the connection that wrote.
+    fn acknowledged(
+        &self,
+        connection: &mut Connection,
+        began: HostInstant,
+        limit: Duration,
+    ) -> Result<bool, Failure> {
+        let wanted = self.options.replicas;
+        let limit = limit.saturating_sub(self.clock.now().saturating_since(began));
+        // Zero would wait without an end. The reply has to travel, too.
+        let longest = (limit.saturating_sub(TICK) * 3 / 4).max(Duration::from_millis(1));
+        let mut wait = cmd("WAIT");
+        wait.arg(wanted).arg(longest.as_millis());
+        let limit = limit.max(longest + 2 * TICK);
+        let came = connection.run(&wait, limit)?;
+        Ok(matches!(came, Value::Int(came) if came >= i64::from(wanted)))
+    }
+
+    fn few_replicas(&self, what: &str) -> Error {
+        let wanted = self.options.replicas;
+        let few = match wanted {
+            1 => "no replica".to_owned(),
+            wanted => format!("fewer than {wanted} replicas"),
+        };
+        let then = match what {
+            "grant" => ", so the lock was released again",
+            _ => "",
+        };
+        let text = format!("{few} acknowledged the {what} in time{then}; see `replicas`");
+        Error::new(ErrorKind::Unavailable, text)
+    }
+}

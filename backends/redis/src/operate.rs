@@ -1,0 +1,108 @@
+//! What operators can ask and do, and what opening tries: on every node that keeps locks.
+
+mod cluster;
+mod examine;
+mod held;
+mod probe;
+mod sentinels;
+
+use std::time::Duration;
+
+use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, HostInstant, LockName};
+use lockkeeper_remote::Failure;
+use redis::{Cmd, FromRedisValue, cmd};
+
+use self::cluster::{merged, slots};
+use self::examine::examine;
+use crate::connection::Connection;
+use crate::locks::Locks;
+use crate::topology::Topology;
+use crate::topology::node::Node;
+use crate::wire::failure::parse;
+
+impl Admin for Locks {
+    fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
+        let held = self.held_in(Some(self.keys.namespace()), name, deadline)?;
+        Ok(held.into_iter().map(|(_, held)| held).collect())
+    }
+
+    fn held_in_all_namespaces(
+        &self,
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        self.held_in(None, None, deadline)
+    }
+
+    fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
+        let name = LockName::new(held.name.as_str())?;
+        let key = self.keys.lock(name.as_str(), held.mode.is_permit());
+        let is_released = self.release(&key, &held.mark, deadline)?;
+        if is_released {
+            // A cluster carries the message to the listeners at all nodes.
+            let node = self.topology.owner(&key, deadline)?;
+            let mut publish = cmd("PUBLISH");
+            publish.arg(&node.listener.ended_channel).arg(&key);
+            // Without the message, the former holder learns of it at its next renewal.
+            let _ = run::<redis::Value>(&node, &publish, deadline);
+        }
+        Ok(is_released)
+    }
+
+    fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
+        let cluster = match &self.topology {
+            Topology::OneServer(node) => return examine(self, node, deadline),
+            Topology::Cluster(cluster) => cluster,
+        };
+        let primaries = cluster.map.primaries(deadline)?;
+        let mut findings = vec![slots(cluster.map.uncovered(), &primaries)];
+        let mut of_nodes = Vec::new();
+        let mut count = u32::try_from(primaries.len()).unwrap_or(u32::MAX);
+        for (endpoint, _) in primaries {
+            let now = self.clock.now();
+            let share: Duration = deadline.saturating_since(now) / count.max(1);
+            count = count.saturating_sub(1);
+            let node = self.topology.node_at(&endpoint);
+            match node.and_then(|node| examine(self, &node, now + share)) {
+                Ok(found) => of_nodes.push((endpoint, found)),
+                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                    findings.push(Finding::unusable(
+                        "node",
+                        format!("{endpoint} does not reply: {error}"),
+                        "no lock of its slots can be granted, renewed or released",
+                        "start the node, or have a replica take over",
+                    ));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        findings.extend(merged(&of_nodes));
+        Ok(findings)
+    }
+}
+
+/// Runs a command that no lock needs.
+fn run<T: FromRedisValue>(node: &Node, command: &Cmd, deadline: HostInstant) -> Result<T, Error> {
+    ask(node, deadline, |connection, limit| {
+        connection.run(command, limit).and_then(parse)
+    })
+}
+
+/// Makes a request that no lock needs, so that the user may lack the permission for it.
+fn ask<T>(
+    node: &Node,
+    deadline: HostInstant,
+    work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
+) -> Result<T, Error> {
+    node.with_connection(deadline, work).map_err(|failure| {
+        let error = failure.into_error();
+        if error.kind() != ErrorKind::PermissionDenied {
+            return error;
+        }
+        Error::new(
+            ErrorKind::PermissionDenied,
+            "this user may not ask for that; to list and examine locks it needs +scan +zcount +info +time \
+             beside what locking needs",
+        )
+        .with_source(error)
+    })
+}
