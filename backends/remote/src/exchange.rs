@@ -18,6 +18,11 @@ pub const MAX_REPLY: usize = 16 << 20;
 /// with the rest.
 const PRECISE: Duration = Duration::from_millis(100);
 
+/// A time-out that was set for a shorter call stays, from this length on. A call that it ends is repeated with the time
+/// that is left, so the server has to be that slow before it costs another call. A lone lock and its release have different
+/// deadlines, and would otherwise set four time-outs.
+const SHORTEST_KEPT: Duration = Duration::from_millis(50);
+
 /// What is left of an exchange.
 pub(crate) struct Exchange {
     /// `None` without an end.
@@ -51,17 +56,22 @@ impl Exchange {
         self.until = limit.and_then(|limit| Instant::now().checked_add(limit));
     }
 
-    /// Sets the time that is left on the socket.
-    fn limit(&mut self, socket: &TcpStream) -> io::Result<()> {
+    /// Makes the socket's time-out no longer than the time that is left. If the call is not `repeated`, it may be shorter.
+    fn limit(&mut self, socket: &TcpStream, repeated: bool) -> io::Result<()> {
         let Some(until) = self.until else {
             let unlimited = |_| set_timeout(socket, None);
             return self.timeout.set_by(Duration::MAX, unlimited);
         };
-        match until.saturating_duration_since(Instant::now()) {
-            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
-            left if left <= PRECISE => self.timeout.set(socket, left),
-            left => self.timeout.set(socket, left / 8 * 7),
+        let left = until.saturating_duration_since(Instant::now());
+        let longest = match left {
+            Duration::ZERO => return Err(io::ErrorKind::TimedOut.into()),
+            left if left <= PRECISE => left,
+            left => left / 8 * 7,
+        };
+        if !repeated && self.timeout.is_within(SHORTEST_KEPT, longest) {
+            return Ok(());
         }
+        self.timeout.set(socket, longest)
     }
 
     /// Returns whether a call has to be repeated after this error.
@@ -106,10 +116,11 @@ impl Wire<'_> {
         &mut self,
         mut call: impl FnMut(&TcpStream) -> io::Result<T>,
     ) -> io::Result<T> {
+        let mut repeated = false;
         loop {
-            self.exchange.limit(self.socket)?;
+            self.exchange.limit(self.socket, repeated)?;
             match call(self.socket) {
-                Err(error) if self.exchange.goes_on(&error) => {}
+                Err(error) if self.exchange.goes_on(&error) => repeated = true,
                 result => return result,
             }
         }
@@ -192,7 +203,15 @@ mod tests {
         exchange.begin(Some(LIMIT));
         assert_eq!(timeout_of_call(&mut exchange), other);
         exchange.begin(Some(LIMIT / 5));
-        assert!(is_about(timeout_of_call(&mut exchange), LIMIT / 5 / 8 * 7));
+        let shorter = LIMIT / 5 / 8 * 7;
+        assert!(is_about(timeout_of_call(&mut exchange), shorter));
+        // A time-out that ends before the deadline stays, unless it is very short.
+        exchange.begin(Some(LIMIT));
+        assert!(is_about(timeout_of_call(&mut exchange), shorter));
+        exchange.begin(Some(MOMENT));
+        assert!(is_about(timeout_of_call(&mut exchange), MOMENT));
+        exchange.begin(Some(LIMIT));
+        assert!(is_about(timeout_of_call(&mut exchange), LIMIT / 8 * 7));
         exchange.begin(None);
         assert_eq!(timeout_of_call(&mut exchange), None);
         // The kernel takes zero for no limit.

@@ -225,6 +225,11 @@ impl SocketTimeout {
         self.set_by(limit, |limit| set_timeout(socket, Some(limit)))
     }
 
+    /// Returns whether the time that was set last is in this range.
+    pub(crate) fn is_within(&self, shortest: Duration, longest: Duration) -> bool {
+        self.0.is_some_and(|it| shortest <= it && it <= longest)
+    }
+
     /// Sets the time as [`set`](Self::set) does, by a function.
     ///
     /// # Errors
