@@ -149,7 +149,8 @@ pub(super) fn acquire<const N: usize>(provider: &RedisProvider, wanted: [&str; N
 #[track_caller]
 pub(super) fn release_all(provider: &RedisProvider, leases: impl IntoIterator<Item = Lease>) {
     for mut lease in leases {
-        let released = provider.release(&mut lease, in_time()).unwrap();
+        // The provider's clock may be another one than the host's, and bounds the release itself.
+        let released = provider.release(&mut lease, HostInstant::NEVER).unwrap();
         assert_eq!(released, Released::Done);
     }
 }
