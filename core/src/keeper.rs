@@ -30,8 +30,8 @@ use crate::token::FencingToken;
 use crate::keeper::transaction_lock::TransactionLock;
 use offset_admin::OffsetAdmin;
 
-/// Locks names on one store. Cloning is cheap, and clones are the same keeper; make one per store
-/// and program.
+/// Locks names on one store. Make one keeper for each store and program. Cloning is cheap, and a
+/// clone is the same keeper.
 ///
 /// ```
 /// use std::time::Duration;
@@ -47,11 +47,12 @@ use offset_admin::OffsetAdmin;
 /// }
 /// ```
 ///
-/// Its threads start with the first lock and end with the last clone and guard. One watches deadlines, one asks the
-/// store, and up to eleven more do while store calls hang. While the store does not answer, up to four release the
-/// locks of dropped guards. If the store has several parts, it is up to two for each part, and twelve in all. Guards
-/// outlive their keeper. Dropping the last clone waits for such releases, for 2 s at most. Dropping the last clone or
-/// guard closes the store, and waits for a store call that is under way, for 100 ms at most.
+/// A keeper's threads start with the first lock, and end with the last clone and guard. One thread watches
+/// deadlines. Another one calls the store, and up to eleven more join while store calls hang. While the store does
+/// not answer, up to four threads release the locks of dropped guards. If the store has several parts, these are up
+/// to two threads for each part, and twelve in all. Guards outlive their keeper. Dropping the last clone waits for
+/// releases of dropped guards, for 2 s at most. Dropping the last clone or guard closes the store. It waits for a
+/// store call that is under way, for 100 ms at most.
 #[derive(Clone)]
 pub struct LockKeeper {
     pub(crate) engine: Arc<Shared>,
@@ -61,26 +62,26 @@ pub struct LockKeeper {
 }
 
 impl LockKeeper {
-    /// The ttl where none is set.
+    /// The default ttl.
     pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
-    /// The wait where none is set.
+    /// The default wait.
     pub const DEFAULT_WAIT: Duration = Duration::from_secs(10);
-    /// How often in a row a lease is handed over within the process, where nothing is set.
+    /// The default limit of hand-overs in a row within the process.
     pub const DEFAULT_HANDOVER_MAX: u32 = 100;
-    /// For how long a lease is handed over within the process, where nothing is set.
+    /// The default limit of the time for which a lease is handed over within the process.
     pub const DEFAULT_HANDOVER_TIME: Duration = Duration::from_millis(50);
 
-    /// Acquires the lock, and waits for it as long as the keeper's default.
+    /// Acquires the lock, and waits for it at most the keeper's default wait.
     ///
     /// It is not reentrant: a thread that holds the name already waits like any other.
     ///
-    /// Two threads or processes can each hold one name and wait for that of the other. They wait until the first of
-    /// them times out: no store finds that out for locks of two keepers. So take several names in one order
-    /// everywhere, such as sorted, and release them before you try again.
+    /// Two threads or processes can each hold a name and wait for the other's. They wait until one of them times
+    /// out: no store detects a deadlock between keepers. So lock several names in the same order everywhere, such
+    /// as sorted, and release them before you try again.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when another holder had it until the end of the wait;
-    /// [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others when the store could not say.
+    /// [`ErrorKind::TimedOut`] if another holder had the lock until the end of the wait.
+    /// [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others if the store gave no answer.
     pub fn lock(&self, name: impl AsLockName) -> Result<LockGuard, Error> {
         self.lock_in(&*name.as_lock_name()?, Mode::Exclusive)
     }
@@ -91,13 +92,13 @@ impl LockKeeper {
         self.lock_named(name, &AcquireOptions::new().mode(mode))
     }
 
-    /// Acquires the lock with `options`, and takes a lock that stays busy for an error.
+    /// Acquires the lock with `options`. A lock that stays busy is an error.
     ///
     /// [`acquire`](Self::acquire) returns `None` for a busy lock.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`ErrorKind::TimedOut`] when another holder had it until the end of
-    /// the wait.
+    /// As [`acquire`](Self::acquire), and [`ErrorKind::TimedOut`] if another holder had the lock until the
+    /// end of the wait.
     #[inline]
     pub fn lock_with(
         &self,
@@ -135,10 +136,10 @@ impl LockKeeper {
         self.engine.located(name, error)
     }
 
-    /// Acquires the lock if it is free, in one attempt. `None` if it is held.
+    /// Acquires the lock if it is free, in one attempt. Returns `None` if it is held.
     ///
     /// If another thread of this process is asking the store for the same name, the store's answer
-    /// counts for both threads. The wait for that answer is at most 2 s, and ends with
+    /// counts for both threads. The call waits for that answer at most 2 s, and then returns
     /// [`ErrorKind::Unavailable`].
     ///
     /// # Errors
@@ -147,7 +148,7 @@ impl LockKeeper {
         self.try_lock_for(name, Duration::ZERO)
     }
 
-    /// Acquires the lock, and waits at most `wait`. `None` if another holder had it until then.
+    /// Acquires the lock, and waits at most `wait`. Returns `None` if another holder had it until then.
     ///
     /// # Errors
     /// When the store could not say; see [`ErrorKind`].
@@ -159,8 +160,8 @@ impl LockKeeper {
         self.acquire(name, &AcquireOptions::new().wait(wait))
     }
 
-    /// Acquires the lock, and waits at most until `deadline`. `None` if another holder had it until
-    /// then.
+    /// Acquires the lock, and waits at most until `deadline`. Returns `None` if another holder had
+    /// it until then.
     ///
     /// A deadline that has passed allows one attempt.
     ///
@@ -174,11 +175,11 @@ impl LockKeeper {
         self.try_lock_for(name, deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Acquires the lock beside other shared holders. Waits, as long as the keeper's default, for an
-    /// exclusive holder and for those that have waited for longer.
+    /// Acquires the lock beside other shared holders. Waits, at most the keeper's default wait, for
+    /// an exclusive holder and for earlier waiters.
     ///
-    /// The threads of a process share one lease, so most of them cost no request to the store. The guard's
-    /// token is larger than that of every exclusive grant before it.
+    /// The threads of a process share one lease, so most of them need no request to the store. The guard's
+    /// token is larger than that of every earlier exclusive grant.
     ///
     /// ```
     /// # use lockkeeper_core as lockkeeper;
@@ -203,8 +204,8 @@ impl LockKeeper {
         self.lock_in(&*name.as_lock_name()?, Mode::Shared)
     }
 
-    /// Acquires the lock beside other shared holders, in one attempt. `None` if it is held exclusively,
-    /// or if another thread or process waits to hold it so.
+    /// Acquires the lock beside other shared holders, in one attempt. Returns `None` if an exclusive
+    /// holder has it, or if another thread or process waits for the exclusive lock.
     ///
     /// # Errors
     /// As [`try_lock`](Self::try_lock), and [`ErrorKind::Unsupported`].
@@ -212,8 +213,8 @@ impl LockKeeper {
         self.try_lock_shared_for(name, Duration::ZERO)
     }
 
-    /// Acquires the lock beside other shared holders, and waits at most `wait`. `None` if it could not be
-    /// granted until then.
+    /// Acquires the lock beside other shared holders, and waits at most `wait`. Returns `None` if it was
+    /// not granted until then.
     ///
     /// # Errors
     /// As [`try_lock_for`](Self::try_lock_for), and [`ErrorKind::Unsupported`].
@@ -225,10 +226,10 @@ impl LockKeeper {
         self.acquire(name, &AcquireOptions::new().mode(Mode::Shared).wait(wait))
     }
 
-    /// Acquires the lock with `options`. `None` if another holder had it until the end of the wait.
+    /// Acquires the lock with `options`. Returns `None` if another holder had it until the end of the wait.
     ///
     /// # Errors
-    /// [`ErrorKind::Cancelled`] when it was cancelled; else when the store could not say, or an
+    /// [`ErrorKind::Cancelled`] after a cancel. Other errors if the store gave no answer, or an
     /// option is out of bounds.
     pub fn acquire(
         &self,
@@ -239,11 +240,11 @@ impl LockKeeper {
         Ok(acquired.map(|acquired| self.guard(acquired)))
     }
 
-    /// Acquires the lock as [`lock`](Self::lock) does, calls `work` with it, and releases it. The
-    /// value of `work` is returned whatever the release found.
+    /// Acquires the lock as [`lock`](Self::lock) does, calls `work` with the guard, and releases
+    /// the lock. The result has the value of `work`, whatever the release found.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); `work` was not called.
+    /// As [`lock`](Self::lock). Then `work` was not called.
     pub fn with_lock<T>(
         &self,
         name: impl AsLockName,
@@ -257,11 +258,11 @@ impl LockKeeper {
         })
     }
 
-    /// Returns SQL by which a transaction of the application's own takes the exclusive lock of a name, and holds it
+    /// Returns the SQL by which a transaction of the application takes the exclusive lock of a name, and holds it
     /// until the transaction ends.
     ///
-    /// Only PostgreSQL has it. The lock excludes the guards of this name, of all keepers of the namespace, and they
-    /// exclude it. The keeper neither renews it nor shows it to operators.
+    /// Only PostgreSQL has such locks. The lock and the guards of the name, of all keepers of the namespace,
+    /// exclude each other. The keeper does not renew the lock, and does not show it to operators.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the store has no such lock; [`ErrorKind::InvalidName`].
@@ -284,16 +285,16 @@ impl LockKeeper {
         FencingToken::first(epoch, self.engine.settings.epoch_offset)
     }
 
-    /// Ends all waits for locks of this keeper, and those that begin later, for the end of a program.
+    /// Ends all waits for locks of this keeper, now and later. Call it at the end of a program.
     ///
-    /// They end with [`ErrorKind::Cancelled`], on all clones of the keeper, and leave nothing behind in
-    /// the store. `close` waits for that, and for releases that other threads have begun, for 2 s at
-    /// most. After that time, requests may still be in flight to a store that hangs. Do not call it
-    /// from an [`Observer`](crate::Observer), which would wait for itself.
+    /// The waits end with [`ErrorKind::Cancelled`], on all clones of the keeper, and leave nothing
+    /// behind in the store. `close` waits for that, and for releases that other threads have begun, for
+    /// 2 s at most. After that time, requests may still be in flight to a store that hangs. Do not call
+    /// it from an [`Observer`](crate::Observer), which would wait for itself.
     ///
-    /// Guards stay as they are: held, renewed and valid until they are released or dropped, so that
-    /// the work under them can be finished. Calling it again does no harm. A
-    /// [`CancelToken`](crate::CancelToken) ends single waits instead.
+    /// Guards stay held and are renewed until they are released or dropped, so that the work under
+    /// them can be finished. Calling it again has no effect. A [`CancelToken`](crate::CancelToken)
+    /// ends single waits instead.
     ///
     /// ```
     /// # use lockkeeper_core as lockkeeper;
@@ -326,12 +327,13 @@ impl LockKeeper {
         self.engine.capabilities
     }
 
-    /// Returns how many guards were dropped whose release the store has not answered yet.
+    /// Returns the number of dropped guards whose release the store has not answered yet.
     pub fn pending_releases(&self) -> usize {
         self.engine.background_releases.pending()
     }
 
-    /// Returns what this keeper has cost its store so far; `None` if the backend does not count.
+    /// Returns the number of this keeper's requests to the store so far, and its connections. `None` if the
+    /// backend does not count them.
     pub fn usage(&self) -> Option<Usage> {
         self.engine.provider.usage()
     }
@@ -343,26 +345,27 @@ impl LockKeeper {
         self.engine.provider.location()
     }
 
-    /// Returns the lease of an acquisition that names none.
+    /// Returns the default lease policy of acquisitions.
     pub fn lease(&self) -> LeasePolicy {
         self.engine.settings.lease
     }
 
-    /// Returns the `max_hold` of an acquisition that names none.
+    /// Returns the default `max_hold` of acquisitions.
     pub fn max_hold(&self) -> Option<Duration> {
         self.engine.settings.max_hold
     }
 
-    /// Returns how much earlier than the store a guard with this ttl calls itself lost.
+    /// Returns how much earlier than the store a guard with this ttl considers itself lost.
     pub fn margin(&self, ttl: Duration) -> Duration {
         self.engine.margin(ttl)
     }
 
-    /// Returns the operators' interface: the holders, forced releases, and whether the store is fit
-    /// for locks. `None` if the backend has no answers.
+    /// Returns the interface for operators: the holders, forced releases, and checks of the store.
+    /// `None` if the backend has none.
     ///
-    /// It answers from the store, for this keeper's namespace, whichever process holds a name.
-    /// Deadlines are counted by the keeper's clock, by default [`SystemClock`](crate::SystemClock).
+    /// Its answers come from the store. They are about the names of this keeper's namespace,
+    /// whichever process holds them. Deadlines are counted by the keeper's clock, by default
+    /// [`SystemClock`](crate::SystemClock).
     ///
     /// ```
     /// use std::time::{Duration, Instant};
@@ -406,8 +409,8 @@ impl fmt::Debug for LockKeeper {
 pub struct WithLock<T> {
     /// The value that the work returned.
     pub value: T,
-    /// What the release found: [`Released::AlreadyLost`] if the lock was lost before the work was
-    /// done.
+    /// The result of the release: [`Released::AlreadyLost`] if the lock was lost before the work
+    /// was done.
     pub released: Result<Released, Error>,
 }
 
@@ -415,8 +418,8 @@ impl<T> WithLock<T> {
     /// Returns the value, if the lock was held until the work was done.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if it was lost before. An unknown answer to the release is no error here:
-    /// the lock was held until then.
+    /// [`ErrorKind::Lost`] if the lock was lost before. An unknown answer to the release is no error
+    /// here, since the lock was held until then.
     pub fn held(self) -> Result<T, Error> {
         match self.released {
             Ok(Released::AlreadyLost) => Err(Error::new(

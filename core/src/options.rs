@@ -13,9 +13,9 @@ pub const MAX_DURATION: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
 /// How long an acquisition may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// At most this long. Zero is one attempt.
+    /// The acquisition waits at most this long. Zero is one attempt.
     AtMost(Duration),
-    /// Until the lock is granted, or the acquisition is cancelled.
+    /// The acquisition waits until the lock is granted, or the acquisition is cancelled.
     Forever,
 }
 
@@ -87,7 +87,7 @@ impl LeasePolicy {
     }
 }
 
-/// The lease that an acquisition wants.
+/// The lease that an acquisition asks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaseTerms {
     pub(crate) mode: Mode,
@@ -115,17 +115,18 @@ impl Wait {
 /// A single attempt always fails at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Outage {
-    /// It asks again, less and less often, until its wait is over, and gets the lock if the store is
-    /// back in time. Else the error says for how long the store could not be reached. While one thread
-    /// of the keeper asks, the others wait for what it finds.
+    /// The acquisition asks again, at growing intervals, until its wait is over. It gets the lock if
+    /// the store is back in time. Otherwise the error says for how long the store could not be
+    /// reached. One thread of the keeper asks, and the others wait for its result.
     #[default]
     Wait,
-    /// It fails at once with [`ErrorKind::Unavailable`]. A request whose reply was lost is still
-    /// repeated for a short time, as that of a single attempt is.
+    /// The acquisition fails at once with [`ErrorKind::Unavailable`]. A request whose reply was
+    /// lost is still repeated for a short time, as for a single attempt.
     Fail,
 }
 
-/// Options of one [`acquire`](crate::LockKeeper::acquire); what is not set is the keeper's default.
+/// Options of one [`acquire`](crate::LockKeeper::acquire). Options that are not set have the keeper's
+/// default.
 ///
 /// ```
 /// use std::time::Duration;
@@ -149,19 +150,20 @@ pub struct AcquireOptions {
 }
 
 impl AcquireOptions {
-    /// Makes options with which everything is the keeper's default.
+    /// Makes options that all have the keeper's default.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets beside which other holders the lock is granted. Default: [`Mode::Exclusive`].
+    /// Sets the mode, which decides beside which other holders the lock is granted. The default is
+    /// [`Mode::Exclusive`].
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Blocks at most `wait`, to the millisecond or better. Zero is one attempt.
+    /// Waits at most `wait`, with a resolution of a millisecond or better. Zero is one attempt.
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = Some(Wait::AtMost(wait));

@@ -1,14 +1,13 @@
-//! What the queue knows of one name in use: which thread asks the store, the holds, and the threads that
-//! wait, first come, first served.
+//! The state of one name in use: the thread that asks the store, the holds, and the threads that wait,
+//! first come, first served.
 //!
-//! Exclusive and shared locks and permits differ here in [`NameState::may_ask`] and
-//! [`NameState::lease_for`] alone.
+//! The modes differ only in [`NameState::may_ask`] and [`NameState::lease_for`].
 //!
-//! A reader that finds the shared lease of its process at the bounds of hand-overs asks the store for a second one.
-//! Otherwise single attempts would be refused, or processes that wait to write would be passed over.
+//! If the shared lease of its process is at the bounds of hand-overs, a reader asks the store for a second lease.
+//! Otherwise single attempts would be refused, or waiting writers of other processes would be overtaken.
 //!
-//! A writer asks the store while other threads of its process still read. So its position among the processes is
-//! that of its request.
+//! A writer asks the store while other threads of its process still read. So its request gets its position among
+//! the processes at once.
 
 use std::collections::VecDeque;
 
@@ -20,20 +19,20 @@ use crate::mode::Mode;
 use crate::options::LeaseTerms;
 use crate::sync::Arc;
 
-/// Decides whether a lease serves a further guard that wants these terms. If so, it counts a hand-over and
-/// returns the guard's number. It runs under the mutex of a shard.
+/// Decides whether a lease serves a further guard with these terms. If so, counts a hand-over and returns
+/// the guard's number. Runs under the mutex of a shard.
 pub(crate) type HandOver = dyn Fn(&Hold, LeaseTerms) -> Option<u32> + Send + Sync;
 
 pub(crate) struct NameState {
     /// The thread that asks the store.
     head: Option<Head>,
     holds: Holds,
-    /// The number of leases that are on their way back to the store.
+    /// The number of leases that are being released to the store.
     releasing: u32,
     pub(super) waiters: VecDeque<Arc<Waiter>>,
-    /// Why the store did not answer the last attempt of a head, or a release.
+    /// The error of the last attempt of a head, or of a release, that got no answer.
     pub(super) store_error: Option<Error>,
-    /// How often the store's answer to a head showed a holder, of this process or another.
+    /// The number of the store's answers to heads that showed a holder, of this process or another.
     pub(super) holders_seen: u64,
 }
 
@@ -44,18 +43,18 @@ struct Head {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The store's first answer is not there yet.
+    /// The first request has no answer yet.
     Asking,
     /// The last attempt failed, and another follows.
     Failing,
-    /// It waits in the store: another holder was seen.
+    /// The head waits in the store: another holder was seen.
     Contended,
 }
 
-/// What to do with the lease of a guard that is done.
+/// What the caller has to do with the lease of a guard that has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Finished {
-    /// Nothing: another guard has it.
+    /// Nothing: another guard has the lease.
     HandedOver,
     /// Give it back to the store, then call [`Queue::released`](super::queue::Queue::released): until then no other thread asks for
     /// it.
@@ -85,7 +84,7 @@ impl NameState {
         }
     }
 
-    /// The state of a name whose lease is on its way back to the store.
+    /// The state of a name whose lease is being released to the store.
     pub(super) fn releasing() -> Self {
         Self {
             releasing: 1,
@@ -93,18 +92,18 @@ impl NameState {
         }
     }
 
-    /// Returns whether nothing is left to remember.
+    /// Returns whether the name has no state to keep.
     pub(super) fn is_unused(&self) -> bool {
         self.is_idle() && self.holds.is_empty()
     }
 
-    /// Returns whether no thread waits, asks the store, or gives a lease back.
+    /// Returns whether no thread waits, asks the store, or releases a lease.
     pub(super) fn is_idle(&self) -> bool {
         self.head.is_none() && self.releasing == 0 && self.waiters.is_empty()
     }
 
-    /// Returns whether a thread that cannot be served now is refused by a holder, and not by the order of
-    /// the threads alone.
+    /// Returns whether a holder is the reason why a thread cannot be served now, and not only the order
+    /// of the threads.
     pub(super) fn is_busy(&self) -> bool {
         match &self.head {
             Some(head) => head.stage == Stage::Contended,
@@ -141,7 +140,7 @@ impl NameState {
         }
     }
 
-    /// Returns what a thread gets at once that comes after the head and before all waiters.
+    /// Returns what a new thread gets at once, if it is served after the head and before all waiters.
     pub(super) fn offer(
         &mut self,
         terms: LeaseTerms,
@@ -166,8 +165,8 @@ impl NameState {
 
     /// Gives a lease that has no guard, or a shared one that has some, to a further guard.
     fn lease_for(&mut self, terms: LeaseTerms, hand_over: &HandOver) -> Option<Given> {
-        // The head came before. It waits for a permit of other processes while those of this process pass
-        // from guard to guard, within the bounds of hand-overs.
+        // The head came earlier. It may wait for a permit of another process. Meanwhile the permits of
+        // this process go from guard to guard, within the bounds of hand-overs.
         if self.head.as_ref().is_some_and(|it| !it.mode.is_permit()) {
             return None;
         }
@@ -182,9 +181,9 @@ impl NameState {
         None
     }
 
-    /// Returns whether a thread may ask the store now. It may beside leases of this process that do not exclude the
-    /// new one. It also may exclusively while guards of this process share the name, since the order of all processes
-    /// is that of their requests.
+    /// Returns whether a thread may ask the store now. It may if the leases of this process do not exclude the new
+    /// one. A writer also may while guards of this process share the name, since requests decide the order of all
+    /// processes.
     fn may_ask(&self, mode: Mode, kind: WaitKind) -> bool {
         let mut holds = self.holds.iter();
         self.head.is_none()
@@ -203,8 +202,8 @@ impl NameState {
             }
     }
 
-    /// Serves the waiters that can be, in their order, and ends the single attempts among those that
-    /// cannot.
+    /// Serves the waiters that can be served, in their order. Ends the single attempts among the
+    /// others.
     #[inline(always)] // As in `release.rs`.
     pub(super) fn serve(&mut self, hand_over: &HandOver, served: &mut Served) {
         if !self.waiters.is_empty() {
@@ -262,8 +261,8 @@ impl NameState {
         }
     }
 
-    /// Records that the store did not answer the head or a release, which go on. Returns whether there is
-    /// one.
+    /// Records that the store did not answer the head or a release, which continues. Returns whether
+    /// there is a head or a release.
     pub(super) fn fail(&mut self, error: &Error) -> bool {
         if let Some(head) = &mut self.head {
             head.stage = Stage::Failing;

@@ -1,4 +1,4 @@
-//! Reports of what a keeper does.
+//! The trait by which a keeper reports its events.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ pub struct ObservedLock<'a> {
     pub store: &'a str,
 }
 
-/// Receives the events of a keeper's locks. Override the methods that are of interest.
+/// Receives the events of a keeper's locks. Override the methods that you need.
 ///
-/// A method is called on the thread on which the event happens: the acquiring or releasing one, or one of the
-/// keeper's own. So it should be quick. A panic in it is caught and goes no further.
+/// A method is called on the thread on which the event happens: the acquiring or releasing thread, or a
+/// thread of the keeper. So it should be quick. A panic in it is caught.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
@@ -45,14 +45,15 @@ pub trait Observer: Send + Sync + 'static {
     /// An acquisition begins. [`acquired`](Self::acquired) or [`not_acquired`](Self::not_acquired)
     /// follows on the same thread, and acquisitions that begin between the two end between them.
     ///
-    /// An acquisition with an option that is out of bounds does not begin. A name that
-    /// [`lock_all`](crate::LockKeeper::lock_all) requests together with others begins when the store has
-    /// answered, and ends at once.
+    /// An acquisition with an option out of bounds is not reported. If
+    /// [`lock_all`](crate::LockKeeper::lock_all) requests several names together, their acquisitions
+    /// begin when the store has answered, and end at once.
     fn requested(&self, lock: &ObservedLock<'_>) {
         let _ = lock;
     }
 
-    /// The lock was granted, `waited` after it was requested; `handed_over` within this process.
+    /// The lock was granted, `waited` after it was requested. With `handed_over`, another thread of this
+    /// process had the lease before.
     fn acquired(
         &self,
         lock: &ObservedLock<'_>,
@@ -63,7 +64,8 @@ pub trait Observer: Send + Sync + 'static {
         let _ = (lock, token, waited, handed_over);
     }
 
-    /// Another holder has the name: a wait begins, or a single attempt ends. Told once an acquisition.
+    /// Another holder has the name, so a wait begins or a single attempt ends. It is reported once for each
+    /// acquisition.
     fn contended(&self, lock: &ObservedLock<'_>) {
         let _ = lock;
     }
@@ -92,8 +94,8 @@ pub trait Observer: Send + Sync + 'static {
     /// A guard was released or dropped, `held` after [`acquired`](Self::acquired). After an error the
     /// store's answer is unknown, and the store frees the name after the ttl.
     ///
-    /// If a drop did not wait for the store's answer, a thread of the keeper reports it when it is there.
-    /// That wait does not count as `held`.
+    /// If a drop did not wait for the store's answer, a thread of the keeper reports the answer when it
+    /// arrives. The time until then does not count as `held`.
     fn released(
         &self,
         lock: &ObservedLock<'_>,
@@ -104,20 +106,21 @@ pub trait Observer: Send + Sync + 'static {
         let _ = (lock, token, held, result);
     }
 
-    /// A request to the store failed, because the store cannot be reached or did not answer. Told once,
-    /// until the store answers again: of a store of several servers, until all of them do. `store` is its URL without
-    /// secrets.
+    /// A request to the store failed, because the store cannot be reached or did not answer. It is reported once,
+    /// until the store answers again. A store of several servers has to answer on all of them. `store` is its URL
+    /// without secrets.
     ///
-    /// A reply that is merely late is no outage. A keeper that holds nothing asks nothing: the outage ends with the
-    /// reply to its next request.
+    /// A late reply alone is no outage. A keeper that holds nothing sends no requests: then the outage ends with
+    /// the reply to its next request.
     ///
-    /// A thread of the keeper reports it, so that no acquisition and no renewal waits for the observer.
+    /// A thread of the keeper calls this, so that no acquisition and no renewal waits for the observer.
     fn outage_began(&self, store: &str, reason: &Error) {
         let _ = (store, reason);
     }
 
-    /// The store answers again, `lasted` after the first request that failed was made, or the keeper ended. A thread of the
-    /// keeper, or the one that drops it, reports it, after [`outage_began`](Self::outage_began).
+    /// The store answers again, or the keeper ended. `lasted` is the time since the first failed request was made.
+    /// A thread of the keeper, or the thread that drops the keeper, calls this after
+    /// [`outage_began`](Self::outage_began).
     fn outage_ended(&self, store: &str, lasted: Duration) {
         let _ = (store, lasted);
     }
@@ -129,8 +132,8 @@ pub trait Observer: Send + Sync + 'static {
     }
 
     /// Opening cannot reach the store, and tries again until
-    /// [`Config::open_wait`](crate::Config::open_wait) is over. Told once. `store` is its URL without
-    /// secrets.
+    /// [`Config::open_wait`](crate::Config::open_wait) is over. It is reported once. `store` is its
+    /// URL without secrets.
     fn open_waits(&self, store: &str, reason: &Error) {
         let _ = (store, reason);
     }

@@ -1,6 +1,6 @@
-//! A thread that runs a closure when something is due.
+//! A thread that calls a closure at due times.
 //!
-//! The closure of a keeper's timer must not call the store: one call that hangs would delay the notice of every
+//! The closure of a keeper's timer must not call the store. A call that hangs would delay the notice of every
 //! loss.
 
 use std::fmt;
@@ -13,18 +13,18 @@ use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
 use crate::sync::{lock, wait};
 
-/// The longest sleep while something has a deadline. Condvar time-outs do not advance while the host
-/// is suspended, so this is how late a deadline may be noticed after a suspend.
+/// The longest sleep before a deadline. Condvar time-outs do not advance while the host is
+/// suspended, so a deadline is noticed this late after a suspend.
 pub(crate) const MAX_SLEEP: Duration = Duration::from_secs(1);
 /// The clock has jumped if it is ahead of the time that a Condvar counts by more than this.
 const JUMP: Duration = Duration::from_millis(100);
-/// The next poll of a thread that was not started, or has nothing due: any due time is earlier.
+/// The next poll of a thread that was not started, or has no due time. Every due time is earlier.
 const NONE_DUE: u64 = u64::MAX;
 
 /// A thread that calls a closure when something is due by a [`Clock`], for keepers and backends.
 ///
-/// The closure returns when it is due next. [`note`](Timer::note) brings that time forward, and a
-/// clock that jumps makes it due at once.
+/// The closure returns its next due time. [`note`](Timer::note) moves that time forward, and a
+/// clock that jumps makes the closure due at once.
 pub struct Timer {
     shared: Arc<Shared>,
 }
@@ -76,7 +76,7 @@ impl Timer {
         Self { shared }
     }
 
-    /// Makes the closure due at `due` at the latest. Cheap if it is due earlier anyway.
+    /// Makes the closure due at `due` at the latest. The call is cheap if the closure is due earlier.
     pub fn note(&self, due: HostInstant) {
         self.shared.note(due.as_nanos());
     }
@@ -142,9 +142,9 @@ impl Shared {
     ) {
         let mut last = began;
         loop {
-            // Before the poll, so that what is noted from here on is not missed.
+            // This precedes the poll, so that a due time that is noted from here on is not missed.
             self.next.store(NONE_DUE, Ordering::SeqCst);
-            // A Condvar counts by `Instant`, which stands still while the host is suspended.
+            // A Condvar counts by `Instant`, which does not advance while the host is suspended.
             let now = (self.clock.now(), Instant::now());
             let by_condvar = now.1.saturating_duration_since(last.1);
             let jumped = self.jumped.swap(false, Ordering::AcqRel)

@@ -7,46 +7,47 @@ use crate::error::Error;
 use crate::options::LeaseTerms;
 use crate::sync::{Arc, Condvar, Mutex, lock, wait};
 
-/// What the queue gives to a thread that wants a name, once.
+/// The result that the queue gives to a thread that wants a name. Each thread gets one.
 pub(crate) enum Given {
-    /// The thread is the head: it alone asks the store.
+    /// The thread is the head: only the head asks the store.
     HeadPermit,
-    /// The lease was handed over, to the guard with this number.
+    /// The lease was handed over to the guard with this number.
     Hold(Arc<Hold>, u32),
-    /// Nothing: the wait is over.
+    /// The wait is over without a grant.
     Nothing(Unserved),
 }
 
-/// Why a thread got nothing in its time.
+/// The reason why a thread was not served during its wait.
 pub(crate) enum Unserved {
     /// A holder has the name.
     Busy,
-    /// A holder was seen while it waited, and has the name no more. The store has not replied since.
+    /// A holder was seen during the wait, and has released the name. The store has not replied since.
     Freed,
-    /// The store failed the last head that asked.
+    /// The last request of a head failed.
     Failed(Error),
-    /// The store has answered no head while the thread waited.
+    /// The store has not answered any head during the wait.
     Silent,
     /// A permit of `limit` was asked for while permits of another limit are held.
     LimitMismatch { limit: u32, held: u32 },
 }
 
-/// What ends a thread's wait in the queue, beside a grant and its deadline.
+/// The events that end a thread's wait in the queue, beside a grant and its deadline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitKind {
-    /// A single attempt ends as soon as a holder was seen, or the store has failed.
+    /// A single attempt ends as soon as a holder was seen, or a request of the head failed.
     SingleAttempt,
-    /// It ends as soon as the store has failed.
+    /// The wait ends as soon as a request of the head failed.
     UntilFailure,
-    /// Nothing.
+    /// The wait ends only by a grant or its deadline.
     ThroughOutages,
 }
 
 pub(crate) struct Waiter {
-    /// The lease that it wants.
+    /// The lease that the thread asks for.
     pub(super) terms: LeaseTerms,
     pub(super) kind: WaitKind,
-    /// How many holders its name had seen before this waiter could have seen one.
+    /// The name's `holders_seen` when this thread entered the queue, without the holder that made the name
+    /// busy then.
     pub(super) seen_before: u64,
     slot: Mutex<Slot>,
     condvar: Condvar,
@@ -69,13 +70,13 @@ impl Waiter {
         })
     }
 
-    /// Gives something without a wake-up.
+    /// Sets the result without a wake-up.
     fn give(&self, given: Given) {
         lock(&self.slot).given = Some(given);
     }
 
-    /// Blocks until something is given, `limit` is over, or [`unpark`](Self::unpark) was called since
-    /// the last call. `None` does not say why: check clock and cancel token, then wait on or
+    /// Blocks until there is a result, `limit` is over, or [`unpark`](Self::unpark) was called since
+    /// the last call. After `None`, check the clock and the cancel token, and then wait again or
     /// leave the queue.
     pub(crate) fn wait(&self, limit: Option<Duration>) -> Option<Given> {
         let mut slot = lock(&self.slot);
@@ -92,7 +93,7 @@ impl Waiter {
         self.condvar.notify_one();
     }
 
-    /// Takes what was given to a waiter that does not wait any more.
+    /// Takes the result of a waiter that no longer waits.
     pub(super) fn take(&self) -> Option<Given> {
         lock(&self.slot).given.take()
     }
@@ -102,13 +103,13 @@ impl Waiter {
     }
 }
 
-/// Waiters that were given something. They are woken after the shard's mutex is free again, so that they
-/// do not run into it.
+/// Waiters that have a result. They are woken when the shard's mutex is free again, so that they do not
+/// block on it.
 #[derive(Default)]
 pub(super) struct Served(Option<Vec<Arc<Waiter>>>);
 
 impl Served {
-    /// Gives something to a waiter that is not in the queue any more.
+    /// Sets the result of a waiter that was taken out of the queue.
     pub(super) fn give(&mut self, waiter: Arc<Waiter>, given: Given) {
         waiter.give(given);
         self.0.get_or_insert_default().push(waiter);
