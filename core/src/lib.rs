@@ -16,6 +16,7 @@ mod keeper;
 mod mode;
 mod name;
 mod options;
+mod process_id;
 mod sync;
 mod token;
 
@@ -49,4 +50,5 @@ pub use keeper::{LockKeeper, WithLock};
 pub use mode::{MAX_PERMITS, Mode, limit_mismatch};
 pub use name::{AsLockName, LockName, MAX_NAME_BYTES};
 pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, OpenOptions, Outage, Wait};
+pub use process_id::process_id;
 pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS, epoch_at, epochs_in};
