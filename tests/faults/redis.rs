@@ -30,28 +30,53 @@ pub(crate) use opening::child;
 
 type Case = suite::Case<RedisKind>;
 
+/// The cases in which a server's errors, commands and scripts decide: they run on each kind of server.
+const ON_EACH_KIND: &[&[Case]] = &[
+    server::CASES,
+    topology::CASES,
+    refusal::CASES,
+    batch::CASES,
+    loss::CASES,
+    modes::CASES,
+    modes_waiting::CASES,
+    opening::CASES,
+];
+
+/// The cases in which the network, this program or several servers decide: they run on one kind of server.
+const ON_ONE_KIND: &[&[Case]] = &[
+    resources::CASES,
+    network::CASES,
+    late::CASES,
+    supplied::CASES,
+    sentinel::CASES,
+    sentinel_opening::CASES,
+    #[cfg(feature = "quorum")]
+    quorum::CASES,
+    cluster::CASES,
+    cluster_hang::CASES,
+];
+
+/// Those of the latter that show once on each other kind what its sentinels and clusters say.
+const ALSO_ON_OTHERS: &[&str] = &[
+    "sentinel_primary_killed",
+    "sentinel_users",
+    "sentinel_doctor",
+    "cluster_primary_killed",
+    "cluster_fail_over_contended",
+    "cluster_slot_moves_under_a_lock",
+    "cluster_slot_moves_under_waiters",
+    "cluster_names_on_all_nodes",
+];
+
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases = [
-        server::CASES,
-        topology::CASES,
-        resources::CASES,
-        refusal::CASES,
-        network::CASES,
-        batch::CASES,
-        late::CASES,
-        loss::CASES,
-        modes::CASES,
-        modes_waiting::CASES,
-        opening::CASES,
-        sentinel::CASES,
-        sentinel_opening::CASES,
-        supplied::CASES,
-        #[cfg(feature = "quorum")]
-        quorum::CASES,
-        cluster::CASES,
-        cluster_hang::CASES,
-    ];
-    let mut trials = suite::trials(cases.into_iter().flatten().copied());
+    let mut trials = suite::trials(ON_EACH_KIND.iter().copied().flatten().copied());
+    for case in ON_ONE_KIND.iter().copied().flatten() {
+        trials.push(suite::trial(RedisKind::Redis7, *case));
+        if ALSO_ON_OTHERS.contains(&case.0) {
+            let others = RedisKind::ALL.iter().filter(|it| **it != RedisKind::Redis7);
+            trials.extend(others.map(|kind| suite::trial(*kind, *case)));
+        }
+    }
     trials.extend(cluster::on_redis_6());
     trials.extend(clock::trials());
     trials

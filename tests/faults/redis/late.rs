@@ -108,9 +108,12 @@ fn server_clock_set_back(kind: RedisKind) {
         .unwrap();
     for (name, grants) in ["a", "a", "b", "a", "b"].into_iter().zip(1..) {
         let guard = keeper.lock(name).unwrap();
-        assert_eq!(epoch_of(&guard), epoch_at(last + grants));
+        // A grant whose reply came too late on a busy machine is given back, and has an epoch, too.
+        let minted = last_minted(&server);
+        assert!(minted >= last + grants);
+        assert_eq!(epoch_of(&guard), epoch_at(minted));
         assert_eq!(shown_epoch(&keeper, &guard), Some(epoch_of(&guard)));
-        guard.renew().unwrap();
+        until("it is renewed", || guard.renew().is_ok());
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop(keeper);
