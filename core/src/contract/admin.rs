@@ -1,4 +1,4 @@
-//! The operators' interface of a store: its holders, forced releases, and whether it is fit for locks.
+//! The interface for operators of a store: its holders, forced releases, and checks of the store.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -9,14 +9,14 @@ use crate::mode::Mode;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
-/// The operators' interface of a store; see [`LockKeeper::admin`](crate::LockKeeper::admin).
+/// The interface for operators of a store; see [`LockKeeper::admin`](crate::LockKeeper::admin).
 ///
-/// A provider answers for its own namespace, from the store itself, so the answer counts for every
-/// process that uses the store. No lock waits for these calls, so they may cost several round trips.
-/// Every call returns by its deadline, plus the time of one attempt.
+/// A provider answers for its own namespace. It asks the store itself, so the answer is about all
+/// processes that use the store. No lock waits for these calls, so they may take several round
+/// trips. Every call returns by its deadline, plus the time of one attempt.
 pub trait Admin: fmt::Debug + Send + Sync {
-    /// Returns the names that are held now, in the order of their text: all names, or only `name`. A
-    /// name that is between two holders is not in the list.
+    /// Returns the names that are held now, or only `name`, in the order of their text. A name that
+    /// is between two holders is not in the list.
     ///
     /// # Errors
     /// As [`LockProvider::acquire`](crate::LockProvider::acquire);
@@ -25,9 +25,9 @@ pub trait Admin: fmt::Debug + Send + Sync {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error>;
 
     /// Returns the names that are held now in every namespace of the store, each with its namespace, in
-    /// the order of namespace and name. Of a name that is not [whole](HeldName::is_whole), the namespace
-    /// is what the store keeps of it. [`force_release`](Self::force_release) takes only names of the
-    /// provider's own namespace.
+    /// the order of namespace and name. If a name is not [whole](HeldName::is_whole), its namespace may
+    /// not be whole, either. [`force_release`](Self::force_release) takes only names of the provider's
+    /// own namespace.
     ///
     /// # Errors
     /// As [`held`](Self::held); [`ErrorKind::Unsupported`] if the backend does not list other
@@ -43,8 +43,8 @@ pub trait Admin: fmt::Debug + Send + Sync {
         ))
     }
 
-    /// Takes a name from the holder that [`held`](Self::held) has shown, and wakes one waiter. Returns
-    /// false if that hold is over; a later holder keeps the name.
+    /// Takes a name from the holder that [`held`](Self::held) returned, and wakes one waiter. Returns
+    /// false if that hold has ended; a later holder keeps the name.
     ///
     /// The former holder is notified at once where the store can do that. Otherwise it works on until its
     /// next renewal or release. The next holder's token is larger, so the data itself can refuse late
@@ -54,16 +54,16 @@ pub trait Admin: fmt::Debug + Send + Sync {
     /// As [`held`](Self::held); [`ErrorKind::Unknown`] if the name may or may not have been taken.
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error>;
 
-    /// Checks for what is known to break locks on this kind of store, and changes nothing. It does
-    /// not check what an ordinary keeper notices when it locks.
+    /// Checks for settings and states that are known to break locks on this kind of store. Changes
+    /// nothing. It does not check what an ordinary keeper notices when it locks.
     ///
     /// # Errors
-    /// Only if the store could not be asked at all. What this user may not read is a
+    /// Only if the store could not be asked at all. A check that this user may not make is a
     /// [`Severity::Warning`].
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error>;
 
-    /// Returns what [`held`](Self::held) never contains on this store, each in a few words such as
-    /// "the holder's thread".
+    /// Returns the data that [`held`](Self::held) never contains on this store, each in a few
+    /// words, such as "the holder's thread".
     fn cannot_tell(&self) -> &'static [&'static str] {
         &[]
     }
@@ -72,28 +72,29 @@ pub trait Admin: fmt::Debug + Send + Sync {
 /// A name that is held, as far as the store can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldName {
-    /// The name as it was requested, or what the store keeps of a long name: a part or a hash.
+    /// The name as it was requested. Of a long name, a store may keep only a part or a hash.
     pub name: String,
     /// Whether [`name`](Self::name) is the whole name.
     pub is_whole: bool,
-    /// The mode in which it is held. Of a permit, the limit is 0 if the store does not know it.
+    /// The mode in which it is held. The limit of a permit is 0 if the store does not know it.
     pub mode: Mode,
     /// The slot of a permit.
     pub slot: Option<u32>,
     /// The holder, as far as it is known.
     pub holder: Holder,
-    /// The number that the store gave this grant. A keeper with an `epoch_offset` has added that.
+    /// The epoch of this grant. A keeper with an `epoch_offset` has added that offset.
     pub epoch: Option<u64>,
     /// How long the store keeps the lease without another renewal.
     pub remaining: Option<Duration>,
-    /// How many processes wait for it. A keeper counts as one, however many of its threads wait.
+    /// How many processes wait for the name. A keeper counts once, whatever the number of its waiting
+    /// threads.
     pub waiting: Option<u64>,
     /// How the store identifies this hold; only [`Admin::force_release`] reads it.
     pub mark: String,
 }
 
 impl HeldName {
-    /// Makes a held name of which only the name and the store's mark are known.
+    /// Makes a held name with only the name and the store's mark.
     pub fn new(name: impl Into<String>, mark: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -108,8 +109,8 @@ impl HeldName {
         }
     }
 
-    /// Returns the first token of the grant. Hand-overs within the holder's process, which the store
-    /// does not see, add one each.
+    /// Returns the first token of the grant. Each hand-over within the holder's process, which the
+    /// store does not see, adds one.
     pub fn token(&self) -> Option<FencingToken> {
         self.epoch
             .and_then(|epoch| FencingToken::new(epoch, 0).ok())
@@ -131,12 +132,12 @@ pub struct Holder {
     pub session: Option<String>,
 }
 
-/// How bad a [`Finding`] is; the later ones are worse.
+/// How bad a [`Finding`] is. The later variants are worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// As it should be.
+    /// The finding is no problem.
     Fine,
-    /// Locks work, and something can break them or take them away.
+    /// Locks work, but something can break them or take them away.
     Warning,
     /// Locks do not work, or do not exclude.
     Unusable,
@@ -159,12 +160,12 @@ impl fmt::Display for Severity {
     }
 }
 
-/// The result of one check: what was found, what it means, and what to do about it.
+/// The result of one check: what was found, what it means, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// What was checked, in one or two words that are the same on every run, for programs.
+    /// What was checked, in one or two words. They are the same on every run, so programs can rely on them.
     pub topic: &'static str,
     /// What was found, such as "maxmemory-policy is allkeys-lru".
     pub what: String,
@@ -178,7 +179,7 @@ pub struct Finding {
 const CLOCKS_APART: Duration = Duration::from_secs(1);
 
 impl Finding {
-    /// Makes a finding of something that is as it should be.
+    /// Makes a finding that is no problem.
     pub fn fine(topic: &'static str, what: impl Into<String>) -> Self {
         Self {
             severity: Severity::Fine,
@@ -204,7 +205,7 @@ impl Finding {
         }
     }
 
-    /// Makes a finding of something with which locks do not work, or do not exclude.
+    /// Makes a finding of something that makes locks fail, or not exclude.
     pub fn unusable(
         topic: &'static str,
         what: impl Into<String>,
@@ -224,8 +225,8 @@ impl Finding {
         self
     }
 
-    /// Compares the store's wall clock, which was `theirs` at some time between `before` and `after`,
-    /// with this host's.
+    /// Compares the store's wall clock with this host's. The store's clock was `theirs` at some time
+    /// between `before` and `after`.
     pub fn clocks(before: SystemTime, theirs: SystemTime, after: SystemTime) -> Self {
         let ahead = theirs.duration_since(after).unwrap_or_default();
         let behind = before.duration_since(theirs).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Operations that travel to a store together.
+//! Operations that are sent to a store together.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::clock::HostInstant;
 use crate::contract::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
 use crate::error::{Error, ErrorKind};
 
-/// One operation of a [`Backend::batch`](crate::Backend::batch): what is asked, and the place for its
+/// One operation of a [`Backend::batch`](crate::Backend::batch): the request, and a field for its
 /// answer. An operation without an answer counts as unknown.
 #[derive(Debug)]
 pub enum Operation<'a, L> {
@@ -23,8 +23,8 @@ pub enum Operation<'a, L> {
 pub struct AttemptRequest<'a, L> {
     /// The request. It has no [deadline](AcquireRequest::deadline), since the attempt does not wait.
     pub request: &'a AcquireRequest<'a>,
-    /// The end of the wait for the answer. After it, a store grants the name no more if it can know the
-    /// time; the engine releases a grant that comes later.
+    /// The end of the wait for the answer. A store that can compare it with its clock does not grant
+    /// the name later. The engine releases a grant that comes later.
     pub deadline: HostInstant,
     /// The answer, as [`Backend::acquire`](crate::Backend::acquire) gives it.
     pub answer: Option<Result<Option<Grant<L>>, Error>>,
@@ -37,7 +37,7 @@ pub struct RenewRequest<'a, L> {
     pub lease: &'a mut L,
     /// How long the lease lives from now on.
     pub ttl: Duration,
-    /// The time after which the answer is of no use.
+    /// The end of the wait for the answer.
     pub deadline: HostInstant,
     /// The answer, as [`Backend::renew`](crate::Backend::renew) gives it.
     pub answer: Option<Result<Renewal, Error>>,
@@ -93,8 +93,8 @@ impl<L> Operation<'_, L> {
 }
 
 impl<'a> Operation<'a, ErasedLease> {
-    /// Returns the same operation for a lease of type `L`, and the place for its answer. `None` if the
-    /// lease is of another type, which is the answer then.
+    /// Returns the same operation for a lease of type `L`, and where its answer goes. If the lease has
+    /// another type, sets an error as the answer, and returns `None`.
     pub(crate) fn downcast<'s, L: Send + fmt::Debug + 'static>(
         &'s mut self,
     ) -> Option<(Operation<'s, L>, Answer<'s>)>
@@ -139,7 +139,7 @@ impl<'a> Operation<'a, ErasedLease> {
     }
 }
 
-/// The place for the answer of an operation.
+/// The field for the answer of an operation.
 pub(crate) enum Answer<'s> {
     Acquire(&'s mut Option<Result<Option<Grant<ErasedLease>>, Error>>),
     Renew(&'s mut Option<Result<Renewal, Error>>),
