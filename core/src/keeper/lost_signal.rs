@@ -10,8 +10,8 @@ use crate::engine::hold::acquired::Acquired;
 use crate::engine::timer::MAX_SLEEP;
 use crate::sync::{lock, run_caught, wait};
 
-/// Reports the loss of a guard; of [`LockGuards`](crate::LockGuards), the loss of any of their names. Clones
-/// report the same loss.
+/// Reports the loss of a guard. For [`LockGuards`](crate::LockGuards), it reports the loss of any of their
+/// names. Clones report the same loss.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -44,14 +44,14 @@ struct Several {
     changes: Arc<Changes>,
 }
 
-/// Tells threads that one of several guards was lost or released.
+/// Notifies threads that one of several guards was lost or released.
 #[derive(Default)]
 struct Changes {
     mutex: Mutex<()>,
     changed: Condvar,
 }
 
-/// Called back or dropped at the end of a guard, it tells that.
+/// Notifies `Changes` when it is called or dropped, at the end of a guard.
 struct NotifyOnDrop(Arc<Changes>);
 
 impl Drop for NotifyOnDrop {
@@ -61,14 +61,14 @@ impl Drop for NotifyOnDrop {
     }
 }
 
-/// What ended a wait for a loss.
+/// The result of a wait for a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitOutcome {
     /// The guard is lost.
     Lost,
-    /// The guard was released; it cannot be lost any more.
+    /// The guard was released, so it can no longer be lost.
     Released,
-    /// Neither happened in this time.
+    /// The guard was neither lost nor released within the time.
     TimedOut,
 }
 
@@ -80,7 +80,7 @@ impl LostSignal {
         }
     }
 
-    /// The signal of the first loss of several guards.
+    /// Makes the signal of the first loss of several guards.
     pub(crate) fn of_several(guards: Vec<Acquired>, clock: &Arc<dyn Clock>) -> Self {
         let changes = Arc::new(Changes::default());
         for guard in &guards {
@@ -162,7 +162,7 @@ impl Guards {
     }
 }
 
-/// Returns whether one of the guards is lost, or else was released.
+/// Returns `Lost` if one of the guards is lost, else `Released` if one was released.
 fn state_of(guards: &[Acquired], now: HostInstant) -> HoldState {
     let mut state = HoldState::Held;
     for guard in guards {

@@ -23,9 +23,9 @@ type Held = Mutex<HashMap<Key, Weak<Outermost>>>;
 /// A keeper whose locks are reentrant. A thread that holds a name gets it again at once, without asking the store.
 /// The name is released with the last of its guards.
 ///
-/// It is a type of its own because code that relies on it reads differently. The inner guard's token is the outer
-/// one's, and the inner release releases nothing. Other threads wait as usual. Only locks that were acquired through
-/// (clones of) the same `ReentrantKeeper` count.
+/// It is another type than [`LockKeeper`], so that code shows when it relies on reentrant locks. An inner guard has
+/// the token of the outer guard, and dropping the inner guard releases nothing. Other threads wait as usual. Only
+/// locks that were acquired through the same `ReentrantKeeper`, or its clones, count.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
@@ -59,9 +59,9 @@ impl ReentrantKeeper {
     /// Acquires the lock as [`LockKeeper::lock`] does, or at once if this thread holds it.
     ///
     /// # Errors
-    /// As [`LockKeeper::lock`]; [`ErrorKind::Lost`] if this thread held the lock and has lost it;
-    /// [`ErrorKind::Deadlock`] if it holds the lock shared: it would wait for itself. Release that first, or
-    /// lock exclusively from the beginning.
+    /// As [`LockKeeper::lock`]. [`ErrorKind::Lost`] if this thread held the lock and has lost it.
+    /// [`ErrorKind::Deadlock`] if this thread holds the lock shared, since it would wait for itself. Release
+    /// that lock first, or lock exclusively from the beginning.
     pub fn lock(&self, name: impl AsLockName) -> Result<ReentrantGuard, Error> {
         let name = name.as_lock_name()?;
         self.lock_in(&name, Mode::Exclusive)
@@ -96,11 +96,11 @@ impl ReentrantKeeper {
         self.acquire(name, &AcquireOptions::new().wait(wait))
     }
 
-    /// Acquires the lock as [`LockKeeper::acquire`] does, or at once if this thread holds it; the
-    /// outermost guard's lease stays as it is.
+    /// Acquires the lock as [`LockKeeper::acquire`] does, or at once if this thread holds it. Then
+    /// the options do not change the outermost guard's lease.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), but that busy is `None`.
+    /// As [`lock`](Self::lock), but a busy lock is `None`.
     pub fn acquire(
         &self,
         name: impl AsLockName,
@@ -162,13 +162,15 @@ struct Outermost {
 
 impl Drop for Outermost {
     fn drop(&mut self) {
-        // Before the guard is released: from then on this thread has to ask like any other.
+        // This precedes the release of the guard. From here on, this thread waits for the lock like any
+        // other.
         lock(&self.held).remove(&self.key);
     }
 }
 
-/// One of the guards of a reentrant lock; the last one that is dropped releases the lock. It stays on
-/// its thread, because the thread is the holder. It has all methods of a [`LockGuard`] that borrow it.
+/// One of the guards of a reentrant lock. The drop of the last one releases the lock. A guard stays on
+/// its thread, because the thread is the holder. It has all methods of a [`LockGuard`] that borrow the
+/// guard.
 #[must_use = "a guard that is dropped at once releases the lock at once"]
 pub struct ReentrantGuard {
     outermost: Arc<Outermost>,
@@ -183,12 +185,12 @@ impl ReentrantGuard {
         }
     }
 
-    /// Returns how many guards share the lock now; 1 for the outermost alone.
+    /// Returns the number of guards that share the lock now; 1 if there is only the outermost one.
     pub fn depth(&self) -> usize {
         Arc::strong_count(&self.outermost)
     }
 
-    /// Drops this guard, also an inner one, and returns whether the lock was held until now.
+    /// Drops this guard, also an inner one, and returns an error if the lock was lost.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`].
