@@ -29,8 +29,8 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// Ends every acquisition that has a clone of it, now and later. They return
-/// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled) and leave nothing behind in the store.
+/// Ends every acquisition that has a clone of this token, now and later. The acquisitions return
+/// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), and leave nothing behind in the store.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
@@ -45,7 +45,7 @@ impl fmt::Debug for Inner {
 pub struct CancelToken {
     /// `None` if only the parent cancels it.
     own: Option<Arc<Inner>>,
-    /// What cancels it as well.
+    /// The token that cancels this one as well.
     parent: Option<Arc<Inner>>,
 }
 
@@ -58,7 +58,7 @@ impl CancelToken {
         }
     }
 
-    /// Wakes all waiters. For good: a token cannot be un-cancelled.
+    /// Cancels all acquisitions with this token. A token cannot be un-cancelled.
     pub fn cancel(&self) {
         let Some(own) = &self.own else {
             return;
@@ -66,12 +66,12 @@ impl CancelToken {
         own.cancelled.store(true, Ordering::SeqCst);
         let callbacks: Vec<_> = lock(&own.callbacks).values().cloned().collect();
         for callback in callbacks {
-            // One that panics keeps no waiter from being woken.
+            // A callback that panics does not prevent the others.
             run_caught(|| callback());
         }
     }
 
-    /// Returns the same token, which is cancelled with `parent` as well.
+    /// Returns the same token, which `parent` cancels as well.
     pub(crate) fn with_parent(&self, parent: &Self) -> Self {
         Self {
             own: self.own.clone(),
@@ -79,7 +79,7 @@ impl CancelToken {
         }
     }
 
-    /// Returns a token that is cancelled with this one, and has no cancel of its own.
+    /// Returns a token that only this token cancels.
     pub(crate) fn child(&self) -> Self {
         Self {
             own: None,
@@ -96,11 +96,11 @@ impl CancelToken {
         self.own.iter().chain(&self.parent)
     }
 
-    /// Calls `wake` on [`cancel`](Self::cancel) until the registration is dropped; at once if the
-    /// token is cancelled already. For backends.
+    /// Calls `wake` on [`cancel`](Self::cancel), until the registration is dropped. If the token is
+    /// cancelled already, calls it at once. It is for backends.
     ///
-    /// `wake` must not block. It may run once more after the registration was dropped, so all it may
-    /// do is make a thread check the token.
+    /// `wake` must not block. It may run once more after the registration was dropped, so it should
+    /// only make a thread check the token.
     pub fn on_cancel(&self, wake: impl Fn() + Send + Sync + 'static) -> CancelRegistration {
         let wake: Callback = Arc::new(wake);
         let registration = CancelRegistration {
@@ -148,7 +148,7 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // Dropped after the mutex is free: what it captured is the caller's code.
+        // The callback is dropped when the mutex is free, since its captures run the caller's code.
         let removed = lock(&self.source.callbacks).remove(&self.id);
         drop(removed);
     }

@@ -15,7 +15,7 @@ pub enum Capability {
     CrossProcess,
     /// Excludes the processes of other hosts.
     CrossHost,
-    /// Grants the lock of a process that has died to the next holder at once, not after its ttl.
+    /// When a holder's process has died, grants its lock at once, and not after its ttl.
     DeadOwnerTakeOver,
     /// Provides SQL by which the application's own transaction can prove a hold; see
     /// [`LockGuard::commit_proof`](crate::LockGuard::commit_proof).
@@ -54,7 +54,7 @@ impl Capability {
         }
     }
 
-    /// Returns what to do where the store does not have the capability.
+    /// Returns what to do if the store does not have the capability.
     pub(crate) const fn advice(self) -> &'static str {
         match self {
             Capability::Shared => {
@@ -89,7 +89,7 @@ impl FromStr for Capability {
     }
 }
 
-/// What a provider declares of itself: which [`Capability`] it has, and its limits.
+/// The [capabilities](Capability) and the limits that a provider declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     has: u32,
@@ -103,10 +103,11 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// The smallest ttl of any store: scheduling delays would use up a shorter lease.
+    /// The smallest ttl of any store. Scheduling delays would use up a shorter lease.
     pub const MIN_TTL: Duration = Duration::from_millis(100);
 
-    /// Makes capabilities with nothing beyond the contract, the smallest ttl, and one operation a call.
+    /// Makes capabilities with no promise beyond the contract, the smallest ttl, and one operation for each
+    /// call.
     pub const fn new() -> Self {
         Self {
             has: 0,
@@ -127,22 +128,22 @@ impl Capabilities {
         self
     }
 
-    /// Sets the smallest ttl that this store can keep; never under [`Capabilities::MIN_TTL`].
+    /// Sets the smallest ttl that this store can keep, at least [`Capabilities::MIN_TTL`].
     #[must_use]
     pub fn with_min_ttl(mut self, min_ttl: Duration) -> Self {
         self.min_ttl = min_ttl.max(Self::MIN_TTL);
         self
     }
 
-    /// Sets the unit of every ttl of this store. Default: 1 ns, which any ttl is a multiple of.
+    /// Sets the unit of every ttl of this store. The default is 1 ns, so that every ttl is allowed.
     #[must_use]
     pub const fn with_ttl_step(mut self, step: Duration) -> Self {
         self.ttl_step = step;
         self
     }
 
-    /// Sets how many operations one call of [`Backend::batch`](crate::Backend::batch) takes; never under
-    /// one. With one, the engine calls the single verbs only.
+    /// Sets how many operations one call of [`Backend::batch`](crate::Backend::batch) takes, at least
+    /// one. With one, the engine calls only `acquire`, `renew` and `release`.
     #[must_use]
     pub const fn with_batch(mut self, operations: usize) -> Self {
         self.batch = if operations == 0 { 1 } else { operations };
@@ -150,23 +151,24 @@ impl Capabilities {
         self
     }
 
-    /// Sets how many renewals one call of [`Backend::batch`](crate::Backend::batch) takes, for a store that takes only
-    /// these together; never under one. Default: as many as other operations.
+    /// Sets how many renewals one call of [`Backend::batch`](crate::Backend::batch) takes, at least one. It is for
+    /// a store that takes only renewals together. The default is the number of other operations.
     #[must_use]
     pub const fn with_renewals(mut self, renewals: usize) -> Self {
         self.renewals = if renewals == 0 { 1 } else { renewals };
         self
     }
 
-    /// Sets of how many parts the store is made; never under one, which is the default. What is asked of one part
-    /// does not travel with what is asked of another: see [`Backend::part`](crate::Backend::part).
+    /// Sets the number of parts of the store, at least one, which is the default. Requests to different parts are
+    /// not sent together: see [`Backend::part`](crate::Backend::part).
     #[must_use]
     pub const fn with_parts(mut self, parts: usize) -> Self {
         self.parts = if parts == 0 { 1 } else { parts };
         self
     }
 
-    /// Sets how long a single attempt takes at most, with its repetition after a lost reply. Default: 2 s.
+    /// Sets how long a single attempt takes at most, with its repetition after a lost reply. The default is 2
+    /// s.
     #[must_use]
     pub const fn with_attempt_limit(mut self, limit: Duration) -> Self {
         self.attempt_limit = limit;
@@ -210,7 +212,7 @@ impl Capabilities {
         self.renewals
     }
 
-    /// Returns of how many parts the store is made.
+    /// Returns the number of parts of the store.
     pub const fn parts(&self) -> usize {
         self.parts
     }

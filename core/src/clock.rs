@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use crate::sync::lock;
 
-/// A time by a [`Clock`], in nanoseconds since the host started.
+/// A time of a [`Clock`], in nanoseconds since the host started.
 ///
-/// Unlike [`std::time::Instant`] it can be stored in an atomic, and (by [`SystemClock`]) it runs on
-/// while the host sleeps. Sums saturate: [`HostInstant::NEVER`] is later than everything.
+/// Unlike [`std::time::Instant`], it can be stored in an atomic. The times of [`SystemClock`] also
+/// advance while the host is suspended. Sums saturate at [`HostInstant::NEVER`], which is later
+/// than all other times.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct HostInstant(u64);
 
@@ -64,10 +65,10 @@ impl fmt::Debug for HostInstant {
 
 /// The source of time. Programs use [`SystemClock`]; tests can use [`ManualClock`].
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// Returns the time now, which is never before an earlier answer.
+    /// Returns the current time, which never decreases.
     fn now(&self) -> HostInstant;
 
-    /// Calls `wake` whenever the time jumps. Only clocks that are moved by hand need it.
+    /// Calls `wake` whenever the time jumps. Only clocks that a test moves need it.
     fn on_jump(&self, wake: Arc<dyn Fn() + Send + Sync>) {
         drop(wake);
     }
@@ -77,8 +78,8 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 /// Linux and Android, and `CLOCK_MONOTONIC`, which does the same, on Apple systems. Elsewhere it is
 /// [`std::time::Instant`].
 ///
-/// Processes of one host agree on it, so backends for one host may store its times. Only a time
-/// namespace may have an offset of its own, see clock_gettime(2) and time_namespaces(7).
+/// All processes of a host have the same time, so backends for one host may store it. Only a time
+/// namespace can have an offset: see clock_gettime(2) and time_namespaces(7).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -108,8 +109,8 @@ type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// A clock that stands still until a test moves it.
 ///
-/// Deadlines, losses, renewals and waits in the process go by it. How long a thread sleeps in a store
-/// does not: that is the operating system's time.
+/// Deadlines, losses, renewals and waits in the process follow it. A thread that sleeps in a store
+/// follows the operating system's time.
 #[derive(Clone)]
 pub struct ManualClock {
     nanos: Arc<AtomicU64>,
@@ -117,7 +118,7 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// Makes a clock that stands one hour after the host's start.
+    /// Makes a clock whose time is one hour after the host's start.
     pub fn new() -> Self {
         Self {
             nanos: Arc::new(AtomicU64::new(3_600_000_000_000)),

@@ -1,4 +1,4 @@
-//! One set of keys, from a URL, from the environment, from a config file or from code.
+//! The settings of a keeper: one set of keys, from a URL, the environment, a config file or code.
 
 pub(crate) mod driver;
 mod keys;
@@ -21,13 +21,13 @@ use crate::options::{LeasePolicy, Outage, Wait};
 pub use keys::{COMMON_KEYS, Key, KeySpec, KeyValue, MEMBER, Takes};
 pub(crate) use parsed::ParsedConfig;
 
-/// Which store, and how to lock on it.
+/// The store, and how to lock on it.
 ///
 /// [`COMMON_KEYS`] are the keys that every store takes, and backends add keys of their own. The page of the crate
-/// `lockkeeper` ends with a table of all keys. An unknown key is an error, and so is one that is given twice.
-/// Durations are written `500ms`, `30s`, `2m`. In a URL keys are query parameters, and in the environment upper-case
-/// variables with a prefix. In a config file they are a table with `url` (feature `serde`), and in code they have
-/// types.
+/// `lockkeeper` ends with a table of all keys. An unknown key is an error, and so is a key that is given twice.
+/// Durations are written `500ms`, `30s`, `2m`. In a URL, keys are query parameters. In the environment, they are
+/// upper-case variables with a prefix. In a config file, they are a table with `url` (feature `serde`). In code
+/// they have types.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
@@ -47,14 +47,14 @@ pub(crate) use parsed::ParsedConfig;
 pub struct Config {
     url: StoreUrl,
     values: BTreeMap<String, Vec<String>>,
-    /// The environment variable that each key, or the `url`, is from.
+    /// The environment variable of each key, and of the `url`.
     variables: BTreeMap<String, String>,
     pub(crate) notifier: Notifier,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
 impl Config {
-    /// The store and the keys of `url`.
+    /// Reads the store and the keys from a URL.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidUrl`], or [`ErrorKind::InvalidValue`] for a key that is given twice.
@@ -72,10 +72,11 @@ impl Config {
         pairs.try_fold(config, |config, (key, value)| config.add(&key, value))
     }
 
-    /// Adds a key that is not given yet. A list is given with white space or by several calls.
+    /// Adds a key that is not set yet. The values of a list have white space between them, or come by several
+    /// calls.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`] if it is given already.
+    /// [`ErrorKind::InvalidValue`] if the key is set already.
     pub fn set(self, key: &str, value: &str) -> Result<Self, Error> {
         // A list without values stays a value, which opening refuses as `?require=`: the caller meant to require something.
         if !keys::is_list(key) || value.trim().is_empty() {
@@ -85,8 +86,8 @@ impl Config {
         parts.try_fold(self, |config, part| config.add(key, part.to_owned()))
     }
 
-    /// Adds a key by its type, such as a key of one backend. Its range is checked on opening, and so is
-    /// that it is not given already.
+    /// Adds a key with a type, such as a key of one backend. Opening checks its range, and that it is
+    /// not set twice.
     ///
     /// ```
     /// # mod lockkeeper { pub use lockkeeper_core::*; pub mod backend { pub use lockkeeper_core::*; } }
@@ -109,7 +110,7 @@ impl Config {
         }
     }
 
-    /// Returns an error about a key, which names the variable that the key is from.
+    /// Adds the environment variable of a key to an error about that key.
     pub(crate) fn about(&self, key: &str, error: Error) -> Error {
         match self.variables.get(key) {
             Some(variable) => in_variable(variable, &error),
@@ -128,7 +129,7 @@ impl Config {
         self.with(&keys::WAIT, wait)
     }
 
-    /// Sets what a waiting acquisition does while the store cannot be reached.
+    /// Sets what a waiting acquisition does during an outage.
     #[must_use]
     pub fn outage(self, outage: Outage) -> Self {
         self.with(&keys::OUTAGE, outage)
@@ -137,11 +138,11 @@ impl Config {
     /// Sets how long opening may wait for a store that cannot be reached, such as one that starts together
     /// with this program. The default is zero: opening fails at once.
     ///
-    /// The store is tried again with a growing pause, and the [`Observer`] is told once. When the time is
-    /// over, opening takes as long as the attempt that is under way (`connect_timeout`), and then tries
-    /// each [`fallback`](Self::fallback) once. So [`Wait::Forever`] with a fallback is an error, unless
-    /// [`OpenOptions::wait`](crate::OpenOptions::wait) replaces it. Only an unreachable store is waited for:
-    /// a wrong password fails at once.
+    /// Opening tries the store again with a growing pause, and notifies each [`Observer`] once. When the
+    /// time is over, opening finishes the attempt that is under way (`connect_timeout`), and then tries each
+    /// [`fallback`](Self::fallback) once. So [`Wait::Forever`] with a fallback is an error, unless
+    /// [`OpenOptions::wait`](crate::OpenOptions::wait) replaces it. Opening waits only for an unreachable
+    /// store: a wrong password fails at once.
     #[must_use]
     pub fn open_wait(self, wait: Wait) -> Self {
         self.with(&keys::OPEN_WAIT, wait)
@@ -182,7 +183,7 @@ impl Config {
         self.with(&keys::HANDOVER_MAX, times)
     }
 
-    /// Sets how long a process may hand a lock on within itself.
+    /// Sets how long a lock may be handed over within the process.
     #[must_use]
     pub fn handover_time(self, time: Duration) -> Self {
         self.with(&keys::HANDOVER_TIME, time)
@@ -191,17 +192,17 @@ impl Config {
     /// Adds a time to the epochs of the store. Then the tokens of a name keep growing after its locks
     /// have moved here from another store.
     ///
-    /// All stores count epochs in the same unit. Those of all but MySQL and MariaDB follow the clock. So tokens keep
-    /// growing in a move to one of them, as far as the clocks of the hosts agree. MySQL and MariaDB count from the
+    /// All stores count epochs in the same unit. All except MySQL and MariaDB follow the clock. So tokens keep
+    /// growing in a move to one of those, as far as the clocks of the hosts agree. MySQL and MariaDB count from the
     /// start of the server. If the server was started before the last grant of the other store, tokens fall by its
-    /// uptime (`SHOW GLOBAL STATUS LIKE 'Uptime'`). Data that refuse smaller tokens then refuse every write. Restart
-    /// that server during the move, or use this setting:
+    /// uptime (`SHOW GLOBAL STATUS LIKE 'Uptime'`). Data that refuse smaller tokens then refuse every write.
+    /// Restart that server during the move, or use this setting:
     ///
-    /// - On each move to a server of MySQL or MariaDB, make it larger by at least that server's uptime,
+    /// - On each move to a server of MySQL or MariaDB, increase it by at least that server's uptime,
     ///   rounded up generously: `epoch_offset=30days`.
     /// - Keep it on all later moves, also those to other stores. Never make it smaller.
-    /// - All keepers of a store must have the same: stop those with the old one before those with the new
-    ///   one begin.
+    /// - All keepers of a store must have the same value. Stop keepers with the old value before keepers
+    ///   with the new value start.
     ///
     /// Tokens have room for 136 years since 1970, this time included. A grant with an offset beyond that
     /// is released at once, and the acquisition fails with [`ErrorKind::InvalidValue`].
@@ -226,34 +227,34 @@ impl Config {
 
     /// Adds a store to open if the stores before it are unreachable.
     ///
-    /// A fallback does not exclude processes that lock on the stores before it. It has the common keys of the first
-    /// store. It also has that store's `restart_grace`, unless `url` sets its own or the fallback refuses the value: a
-    /// quorum refuses one below the ttl.
+    /// Locks on a fallback do not exclude processes that lock on the stores before it. The fallback has the common
+    /// keys of the first store. It also has that store's `restart_grace`, unless `url` sets another or the fallback
+    /// refuses the value. A quorum refuses one below the ttl.
     ///
-    /// Tokens keep growing in a move to each store but MySQL and MariaDB, as far as the clocks of the hosts
-    /// agree. In a move to these, such as the way back to a first store, they may become smaller. Opening warns of
+    /// Tokens keep growing in a move to each store except MySQL and MariaDB, as far as the clocks of the hosts
+    /// agree. In a move to these, such as the return to a first store, tokens may become smaller. Opening warns of
     /// that: [`epoch_offset`](Self::epoch_offset).
     #[must_use]
     pub fn fallback(self, url: &str) -> Self {
         self.with(&keys::FALLBACK, url.to_owned())
     }
 
-    /// Leaves the fallbacks out, for operators' questions about the first store itself.
+    /// Removes the fallbacks. Operators' tools use it, since they ask about the first store.
     #[must_use]
     pub fn without_fallbacks(mut self) -> Self {
         self.values.remove(keys::FALLBACK.spec.name);
         self
     }
 
-    /// Tells `observer` what happens, a fallback at opening included. Observers that were added before are
-    /// told, too.
+    /// Adds an observer, which receives all events, also a fallback at opening. Observers that were added
+    /// before stay.
     #[must_use]
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.notifier.add(observer);
         self
     }
 
-    /// Counts deadlines on another clock; for tests.
+    /// Sets the clock that counts deadlines, for tests.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -272,7 +273,7 @@ impl Config {
         &self.url
     }
 
-    /// Returns whether the key is given, with whatever value.
+    /// Returns whether the key is set, to any value.
     pub(crate) fn has_epoch_offset(&self) -> bool {
         self.text(&keys::EPOCH_OFFSET.spec).is_some()
     }
@@ -299,7 +300,7 @@ impl Config {
     }
 }
 
-/// Only the errors of configs pass here, which name no lock and no store and have no source.
+/// Adds a variable to an error of a config. Such errors name no lock and no store, and have no source.
 fn in_variable(variable: &str, error: &Error) -> Error {
     Error::new(error.kind(), format!("{error} (variable {variable})"))
 }
@@ -311,7 +312,7 @@ fn given_twice(key: &str) -> Error {
     )
 }
 
-/// Shows the keys and no values but the store's URL: a value may be a secret.
+/// Shows the keys, and of the values only the store's URL: a value may be a secret.
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")

@@ -9,10 +9,10 @@ use crate::name::LockName;
 /// The most names of a set that an error shows.
 const MOST_NAMES: usize = 8;
 
-/// What went wrong. Match on it; the text is for people.
+/// The kind of an [`Error`]. Programs match on the kind; the text is for people.
 ///
 /// Busy, unavailable and unknown are three different outcomes, and none is ever reported as
-/// another: busy is `Ok(None)` or [`TimedOut`](ErrorKind::TimedOut).
+/// another. Busy is `Ok(None)` or [`TimedOut`](ErrorKind::TimedOut).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -36,14 +36,14 @@ pub enum ErrorKind {
     InvalidName,
     /// A limit of a semaphore outside of 1 to [`MAX_PERMITS`](crate::MAX_PERMITS).
     InvalidLimit,
-    /// A permit was asked for while permits of the same name are held under another limit. Nothing was
-    /// granted; all programs have to use one limit.
+    /// A permit was requested while permits of the same name are held with another limit. Nothing was
+    /// granted. All programs have to use the same limit.
     LimitMismatch,
     /// A promise was required that this store cannot keep.
     Unsupported,
     /// Another holder had the lock until the wait was over.
     ///
-    /// Two threads or processes that take two names in opposite orders wait for each other until then;
+    /// Two threads or processes that lock two names in opposite orders wait for each other until then;
     /// see [`LockKeeper::lock`](crate::LockKeeper::lock).
     TimedOut,
     /// The acquisition was ended by its [`CancelToken`](crate::CancelToken), or by
@@ -51,15 +51,16 @@ pub enum ErrorKind {
     Cancelled,
     /// The store cannot be reached, or cannot serve now: nothing was granted.
     Unavailable,
-    /// The store was asked, and its reply never came. The engine has asked again under the same
-    /// owner while time was left. What the store may have granted expires with its ttl.
+    /// A request got no reply. The engine has asked again under the same owner while time was left.
+    /// What the store may have granted expires with its ttl.
     Unknown,
     /// The guard can no longer prove that it holds the lock.
     Lost,
     /// Every connection of the pool is in use.
     PoolExhausted,
-    /// The store found that holders wait for each other in a circle, and ended this wait: nothing was
-    /// granted. The same call would fail again: release your locks first, and take names in one order.
+    /// The store found that holders wait for each other in a circle, and ended this wait. Nothing was
+    /// granted. The same call would fail again: release your locks first, and lock names in the same
+    /// order everywhere.
     ///
     /// [`ReentrantKeeper`](crate::ReentrantKeeper) reports it for a thread that holds a lock shared and wants it
     /// exclusively. Of the stores, only MySQL and MariaDB can report it, for a session that waits and holds
@@ -68,13 +69,13 @@ pub enum ErrorKind {
     Deadlock,
     /// The store answers, but refuses: permissions, a read-only file.
     PermissionDenied,
-    /// The backend cannot work with what the store is, such as a file that is no database, or a schema from a newer
+    /// The backend cannot work with this store, such as a file that is no database, or a schema from a newer
     /// version.
     Incompatible,
 }
 
 impl ErrorKind {
-    /// Returns whether the same call can succeed later although nothing is changed.
+    /// Returns whether the same call can succeed later without any change.
     ///
     /// False for [`Deadlock`](ErrorKind::Deadlock): the caller has to release its locks first.
     pub fn is_retryable(self) -> bool {
@@ -85,11 +86,12 @@ impl ErrorKind {
     }
 }
 
-/// What every fallible call of this project returns.
+/// The error of every fallible call of lockkeeper.
 ///
-/// [`Display`](fmt::Display) is one line for people: what failed, on which lock and store. The cause
-/// is not in it: [`source`](StdError::source) returns it, and [`Debug`] shows the whole chain. Neither
-/// ever shows a secret, or a character that moves a terminal's cursor or reverses its lines. Cloning is cheap.
+/// [`Display`](fmt::Display) is one line for people: what failed, on which lock and store.
+/// [`source`](StdError::source) returns the cause, which is not in that line, and [`Debug`] shows the whole
+/// chain. Neither shows a secret, or a character that moves a terminal's cursor or reverses its lines. Cloning
+/// is cheap.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
@@ -124,9 +126,9 @@ struct Inner {
 }
 
 impl Error {
-    /// Makes an error of `kind`; `message` says what happened and what to do about it.
+    /// Makes an error of `kind`. `message` says what happened and what to do.
     ///
-    /// Control characters in it are escaped, as in `\u{1b}`: it may contain a server's text.
+    /// Control characters of the message are escaped, as in `\u{1b}`, since it may contain a server's text.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -142,18 +144,18 @@ impl Error {
         }
     }
 
-    /// Makes an [`ErrorKind::Unavailable`] for a store that did not answer, which lets a listed
-    /// fallback be opened.
+    /// Makes an [`ErrorKind::Unavailable`] for a store that did not answer. Only after this error,
+    /// opening uses a listed fallback.
     ///
-    /// A store that can be reached may be unavailable, too, and others may lock on it meanwhile (if
-    /// all its connections are in use, say). Use [`new`](Self::new) for that.
+    /// If the store answers but cannot serve, such as when all its connections are in use, other
+    /// programs may lock on it. Use [`new`](Self::new) for that.
     pub fn unreachable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.unreachable = true)
     }
 
-    /// Makes an [`ErrorKind::Unavailable`] for a name that the store cannot serve for now, as it has replied. That is
-    /// no outage. An acquisition asks again after a short pause, as long as it waits or a single attempt may take.
-    /// Those of other names go on meanwhile.
+    /// Makes an [`ErrorKind::Unavailable`] for a store that replied that it cannot serve this name for now. That is
+    /// no outage. The acquisition asks again after a short pause, until its wait or the limit of a single attempt
+    /// is over. Acquisitions of other names continue meanwhile.
     pub fn name_unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.of_name = true)
     }
@@ -208,7 +210,7 @@ impl Error {
         })
     }
 
-    /// Changes the kind, where an operation gives the failure of a request another meaning.
+    /// Changes the kind, for an operation in which the failure of a request has another meaning.
     #[must_use]
     pub fn with_kind(self, kind: ErrorKind) -> Self {
         self.edit(|inner| {
@@ -224,29 +226,29 @@ impl Error {
         self.edit(|inner| inner.source = Some(Arc::new(source)))
     }
 
-    /// Returns what went wrong.
+    /// Returns the kind.
     pub fn kind(&self) -> ErrorKind {
         self.inner.kind
     }
 
-    /// Returns whether the same call can succeed later although nothing is changed:
+    /// Returns whether the same call can succeed later without any change:
     /// [`ErrorKind::is_retryable`].
     pub fn is_retryable(&self) -> bool {
         self.inner.kind.is_retryable()
     }
 
-    /// Returns whether the store did not answer; only such an error lets a listed fallback be opened.
+    /// Returns whether the store did not answer. Only after such an error, opening uses a listed fallback.
     pub fn is_unreachable(&self) -> bool {
         self.inner.unreachable
     }
 
-    /// Returns whether the store has replied, and cannot serve this name for now: see
+    /// Returns whether the store replied that it cannot serve this name for now: see
     /// [`name_unavailable`](Self::name_unavailable).
     pub fn is_of_name(&self) -> bool {
         self.inner.of_name
     }
 
-    /// Returns the largest epoch that the store refuses, if it has refused a proposed one; see
+    /// Returns the largest epoch that the store refuses, if it refused a proposed one: see
     /// [`epoch_too_small`](Self::epoch_too_small).
     pub fn last_epoch(&self) -> Option<u64> {
         self.inner.last_epoch

@@ -1,4 +1,4 @@
-//! The mode of an acquisition: beside which other holders it is granted.
+//! The mode of an acquisition, which decides beside which other holders it is granted.
 
 use std::fmt;
 
@@ -8,29 +8,30 @@ use crate::error::{Error, ErrorKind};
 /// The largest limit of a semaphore.
 pub const MAX_PERMITS: u32 = 65_535;
 
-/// Beside which other holders of a name an acquisition is granted.
+/// The mode of an acquisition: it decides beside which other holders of the name the acquisition is granted.
 ///
 /// Exclusive and shared acquisitions of a name are about the same lock. The permits of a semaphore are
-/// about another thing, also where it has the name of a lock.
+/// independent of the lock of the same name.
 ///
-/// Acquisitions are granted in the order in which they came, whatever their modes. One that could be granted beside
-/// the present holders still waits behind an earlier one that cannot.
+/// Acquisitions are granted in the order in which they came, whatever their modes. An acquisition that could be
+/// granted beside the present holders still waits behind an earlier one that cannot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Beside no other holder.
+    /// Granted if there is no other holder.
     #[default]
     Exclusive,
-    /// Beside any number of shared holders. The threads of a process that share a name need one lease.
+    /// Granted beside any number of shared holders. The threads of a process that share a name need one
+    /// lease.
     Shared,
-    /// Beside fewer than `limit` other permits.
+    /// Granted beside fewer than `limit` other permits.
     Permit {
-        /// From 1 to [`MAX_PERMITS`], the same for all who acquire permits of this name.
+        /// The limit, from 1 to [`MAX_PERMITS`]. All programs must use the same limit for a name.
         limit: u32,
     },
 }
 
 impl Mode {
-    /// Returns whether it is a permit, which has nothing to do with a lock of the same name.
+    /// Returns whether it is a permit, which is independent of the lock of the same name.
     pub const fn is_permit(self) -> bool {
         matches!(self, Mode::Permit { .. })
     }

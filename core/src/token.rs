@@ -8,11 +8,11 @@ use crate::error::{Error, ErrorKind};
 
 /// How many bits of a token count the hand-overs of one lease.
 const HANDOVER_BITS: u32 = 7;
-/// The most hand-overs of one lease that the low bits of a token can tell apart.
+/// The largest number of hand-overs of one lease that the low bits of a token can count.
 pub const MAX_HANDOVERS: u32 = (1 << HANDOVER_BITS) - 1;
 /// The largest epoch that a store may mint: 56 bits, so that a token stays positive in an `i64`.
 pub const MAX_EPOCH: u64 = (1 << 56) - 1;
-/// A second is this power of two of epochs, as in MySQL's `UUID_SHORT()`.
+/// A second has two to this power epochs, as in MySQL's `UUID_SHORT()`.
 const SECOND_BITS: u32 = 24;
 
 /// Returns the epoch of a time: the number of 2^-24 s (60 ns) since 1970-01-01 00:00 UTC. It is at
@@ -44,7 +44,7 @@ pub fn epochs_in(time: Duration) -> u64 {
     seconds.map_or(u64::MAX, |seconds| seconds | nanos)
 }
 
-/// Moves an epoch by the keeper's `epoch_offset`. It may be larger than [`MAX_EPOCH`] then.
+/// Adds the keeper's `epoch_offset` to an epoch. The result may be larger than [`MAX_EPOCH`].
 pub(crate) fn offset_epoch(epoch: u64, offset: Duration) -> u64 {
     epoch.saturating_add(epochs_in(offset))
 }
