@@ -78,7 +78,7 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     pub(crate) clock: Arc<dyn Clock>,
     notifier: Notifier,
-    /// What observers are told of the store.
+    /// The events of the store that observers receive.
     location: String,
     queue: Queue,
     /// The thread that watches deadlines.

@@ -1,8 +1,8 @@
 //! Acquiring several names, all or none.
 //!
-//! All callers take names in one order, so no two of them wait for each other in a circle. Those that are free
-//! travel in one batch for each part of the store. What was granted behind the first that is not free goes back: while
-//! a name is waited for, only those before it are held.
+//! All callers lock names in the same order, so they never wait for each other in a circle. Free names are
+//! requested in one batch for each part of the store. Grants behind the first busy name are released: during the
+//! wait for a name, only names before it are held.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ use super::key::Key;
 use super::report::AcquisitionReport;
 use super::waiter::Given;
 
-/// The names that are held so far; they are released if the others are not acquired.
+/// The names that are held so far. They are released if the other names are not acquired.
 struct Taken<'a> {
     engine: &'a Arc<Engine>,
     acquired: Vec<Acquired>,
-    /// When the acquisition stops to wait for releases.
+    /// The end of the wait for releases.
     end: HostInstant,
 }
 
@@ -76,7 +76,7 @@ impl Engine {
         let mut taken = Taken::none(self, self.end_of(deadline, began));
         loop {
             let rest = names.get(taken.acquired.len()..).unwrap_or_default();
-            // In an outage one acquisition asks for all.
+            // In an outage, one acquisition asks for all threads.
             let is_down = self.parts.iter().any(|part| part.health.is_down());
             if rest.len() > 1 && self.capabilities.batch() > 1 && !is_down {
                 let (acquired, end) = self.acquire_free(rest, options, deadline);
@@ -108,8 +108,8 @@ impl Engine {
         Ok(AcquiredSet::All(std::mem::take(&mut taken.acquired)))
     }
 
-    /// Acquires those of the first names that no other thread or process holds, in one batch. Returns them, and
-    /// how the call ends if it goes on no further: without an error, another holder has a name.
+    /// Acquires the first names in one batch, up to the first that another thread or process holds. Also
+    /// returns the error of that name, if there is one; without an error, another holder has the name.
     fn acquire_free(
         self: &Arc<Self>,
         names: &[LockName],
@@ -154,7 +154,7 @@ impl Engine {
         }
         let outage = options.outage.unwrap_or(self.settings.outage);
         let is_over = deadline.is_none_or(|at| self.clock.now() >= at);
-        // A batch does not wait for a connection; an acquisition of its own may.
+        // A batch does not wait for a connection; a single acquisition may.
         let ends = |refusal: &Option<Error>| match refusal {
             _ if token.is_cancelled() => false,
             None => is_over,
@@ -164,7 +164,7 @@ impl Engine {
         (std::mem::take(&mut taken.acquired), refusal.filter(ends))
     }
 
-    /// Takes the answer to an attempt.
+    /// Applies the answer to an attempt.
     fn take_grant(
         self: &Arc<Self>,
         mut permit: HeadPermit<'_>,
@@ -193,7 +193,7 @@ impl Engine {
         permit.end(hold.map_err(|error| self.located(request.name(), error)))
     }
 
-    /// Enters the queues of the first names, as far as no thread is in them, and sends what is to be asked.
+    /// Enters the queues of the first names, up to the first with other threads, and sends the requests.
     fn begin<'a>(
         self: &'a Arc<Self>,
         names: &'a [LockName],

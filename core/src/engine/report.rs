@@ -1,4 +1,4 @@
-//! What observers are told of acquisitions and outages.
+//! Reports acquisitions and outages to observers.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,9 +16,9 @@ use super::Engine;
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
 
-/// One acquisition as observers are told of it. Its end is reported also if the backend panics.
+/// Reports one acquisition to observers. Its end is reported also if the backend panics.
 ///
-/// What a keeper without observers comes through is always inlined, as in `release.rs`.
+/// The code that keepers without observers pass is always inlined, as in `release.rs`.
 pub(super) struct AcquisitionReport<'a> {
     engine: &'a Engine,
     name: &'a LockName,
@@ -109,7 +109,7 @@ impl Drop for AcquisitionReport<'_> {
     }
 }
 
-/// The beginnings and ends of outages that observers are not told of yet.
+/// The beginnings and ends of outages that are not reported yet.
 #[derive(Default)]
 pub(super) struct OutageReports(Mutex<State>);
 
@@ -120,7 +120,7 @@ struct State {
     /// When the first of these outages began.
     began: HostInstant,
     due: VecDeque<OutageEvent>,
-    /// Whether a thread is telling the observers, which are told in order.
+    /// Whether a thread is notifying the observers, which must be in order.
     is_telling: bool,
 }
 
@@ -149,8 +149,8 @@ impl Engine {
         self.observed(&hold.name, hold.mode)
     }
 
-    /// Reports by a thread of the keeper that an outage has begun. The calling thread may have to release or renew a
-    /// lease first, and the observers are the user's code.
+    /// Reports, on a thread of the keeper, that an outage has begun. The calling thread may have to release or
+    /// renew a lease, and must not wait for the user's code.
     pub(super) fn report_outage(&self, since: HostInstant, reason: &Error) {
         let mut state = lock(&self.outage_reports.0);
         state.down += 1;
@@ -161,7 +161,7 @@ impl Engine {
         }
     }
 
-    /// Reports by a thread of the keeper that an outage has ended, if it was the only one.
+    /// Reports, on a thread of the keeper, that an outage has ended, if it was the only one.
     pub(super) fn report_outage_end(&self) {
         let now = self.clock.now();
         let mut state = lock(&self.outage_reports.0);
@@ -173,7 +173,7 @@ impl Engine {
         }
     }
 
-    /// Tells the observers of the end of all outages, when the keeper ends: each beginning needs an end.
+    /// Reports the end of all outages when the keeper ends, since each beginning needs an end.
     pub(super) fn end_outages(&self) {
         if std::mem::take(&mut lock(&self.outage_reports.0).down) > 0 {
             self.report_outage_end();
@@ -181,7 +181,7 @@ impl Engine {
         self.notify_outages();
     }
 
-    /// Tells the observers what is due, unless another thread does.
+    /// Reports the due events, unless another thread does.
     pub(super) fn notify_outages(&self) {
         let mut is_first = true;
         loop {

@@ -1,4 +1,4 @@
-//! A hold as one of its guards has it.
+//! A hold, from the view of one of its guards.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,14 +13,14 @@ use super::{Callbacks, Hold, HoldState};
 #[derive(Clone)]
 pub(crate) struct Acquired {
     pub(crate) hold: Arc<Hold>,
-    /// The number of the guard: of the hand-overs before it.
+    /// The number of the guard, which is the number of hand-overs before it.
     pub(crate) number: u32,
-    /// When the observers were told of the guard. `None` if they were not.
+    /// When the guard was reported to the observers. `None` if it was not.
     pub(crate) reported_at: Option<HostInstant>,
 }
 
 impl Acquired {
-    /// The hold as the guard with this number has it.
+    /// Makes the view of the guard with this number.
     pub(crate) fn new(hold: Arc<Hold>, number: u32) -> Self {
         Self {
             hold,
@@ -29,7 +29,7 @@ impl Acquired {
         }
     }
 
-    /// The hold as its first guard has it.
+    /// Makes the view of the first guard.
     pub(crate) fn first(hold: Arc<Hold>) -> Self {
         Self::new(hold, 0)
     }

@@ -21,6 +21,6 @@ pub(crate) struct Ending {
     pub(crate) keeps_name: bool,
     /// Whether the lock was held until then.
     pub(crate) in_time: bool,
-    /// For how long the guard had the lease, if the observers were told of the guard.
+    /// How long the guard had the lease, if the guard was reported to the observers.
     pub(crate) held: Option<Duration>,
 }
