@@ -1,7 +1,7 @@
 //! Acquiring a name, and waiting for it in one queue with other processes.
 //!
-//! A process listens for losses before its attempt, and the attempt then checks the files. In the other order, a
-//! file that is deleted in between would tell no listener.
+//! A process first listens for losses, and then makes its attempt, which checks the files. In the other order,
+//! no listener would notice a file that is deleted in between.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::wake::{Parker, WakeReason};
 
 /// The longest time between two attempts of a waiter, notified or not.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The interval for the second waiter in the queue: the first may be stopped or dead.
+/// The interval of the second waiter in the queue, since the first may be stopped or dead.
 const SECOND_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The largest number of holders that a waiter watches. Each takes a descriptor.
@@ -31,7 +31,7 @@ pub(super) fn acquire(
 ) -> Result<Option<Grant<SqliteLease>>, Error> {
     let retry =
         || BusyRetry::brief(request.clock(), request.deadline()).cancelled_by(request.cancel());
-    // While it lives, the listener does not end.
+    // The listener does not end while this lives.
     let mut acquisition = Acquisition::new(store, request);
     store.listen();
     let granted = store.db.run(&retry(), |session| {
@@ -64,7 +64,7 @@ pub(super) fn acquire(
                 return answer.map(Some);
             }
             (Ok(Outcome::Busy(busy)), _) => busy,
-            // If it returned the error, this waiter would lose its position in the queue.
+            // By returning the error, this waiter would lose its position in the queue.
             (Err(error), Some(waiter)) if waiter.id.is_some() && is_transient(&error) => {
                 acquisition.recover |= error.kind() == ErrorKind::Unknown;
                 if !request.retry(&error) {
@@ -102,7 +102,7 @@ struct Waiter<'a> {
     id: Option<i64>,
     /// The watched holders.
     watches: Vec<HolderWatch>,
-    /// Holders that have ended although their rows are live. They are not watched again.
+    /// Holders that have ended although their rows look live. They are not watched again.
     ended: Vec<Process>,
     _wake: Option<CancelRegistration>,
 }
@@ -124,8 +124,7 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Makes the waiter ready for notifications of what happens from now on. Another program may have
-    /// deleted the socket.
+    /// Makes the waiter ready for notifications. Another program may have deleted the socket.
     fn prepare(&mut self, request: &AcquireRequest<'a>) {
         if !self.parker.exists() {
             *self = Self::new(self.store, request, self.deadline);
@@ -183,9 +182,9 @@ impl Drop for Waiter<'_> {
         let dequeued = self
             .id
             .is_none_or(|id| self.store.dequeue(self.key, id, &retry).is_ok());
-        // A row that could not be removed keeps the address of this parker. When the parker is gone,
-        // the next process that notifies the address removes the row. So a database that stays locked does not make
-        // the acquisition late.
+        // If the row could not be removed, it keeps the address of this parker, which is then dropped. The next
+        // process that notifies the address removes the row. So a database that stays locked does not delay the
+        // acquisition.
         if dequeued {
             self.store.parkers.keep(Arc::clone(&self.parker));
         }

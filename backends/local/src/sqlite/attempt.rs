@@ -30,7 +30,7 @@ pub(super) enum Outcome {
     Busy(Busy),
 }
 
-/// The state of a name that does not admit the caller, or that another waiter gets first.
+/// The state of a name whose holders do not admit the caller, or that another waiter gets first.
 pub(super) struct Busy {
     /// When the first lease or reservation expires.
     pub(super) until: HostInstant,
@@ -106,8 +106,8 @@ fn refused_epoch(
     Ok((proposed <= last).then(|| Error::epoch_too_small(proposed, last)))
 }
 
-/// Returns the slot of the caller, or why it gets none, and the waiter to notify instead. Removes rows that
-/// are over.
+/// Returns the slot of the caller, or the reason why it gets none, and the waiter to notify instead.
+/// Removes expired rows.
 fn find_slot(
     session: &Session<'_>,
     acquisition: &Acquisition<'_>,
@@ -141,7 +141,8 @@ fn find_slot(
     Ok((next, admission))
 }
 
-/// Grants a slot, and reserves another one for the waiter behind the caller if that is admitted beside it.
+/// Grants a slot to the caller. If the next waiter is admitted beside the caller, reserves another slot for
+/// that waiter.
 fn grant(
     session: &Session<'_>,
     acquisition: &Acquisition<'_>,

@@ -45,7 +45,8 @@ pub(super) fn batch(store: &Store, batch: &mut [BatchOperation<'_>]) {
     }
 }
 
-/// Returns the retries of a batch. An attempt makes them brief: its caller may not ride out an outage.
+/// Returns the retries of a batch. If the batch has an attempt, they are brief: its caller may not wait
+/// through an outage.
 fn retry<'s>(store: &'s Store, batch: &[BatchOperation<'_>]) -> BusyRetry<'s> {
     let clock = &*store.clock;
     let latest = batch.iter().map(Operation::deadline).max();

@@ -1,9 +1,9 @@
 //! The connection of a provider, and the rules for all connections of one process: SQLite shares
 //! descriptors, locks and the `-shm` file between them.
 //!
-//! Before a connection is opened, the connections to deleted files are closed. Afterwards the files on disk must be those
-//! that the process has open (`/proc/self/fd`), or the answer is `Unavailable`. Otherwise two processes could hold
-//! one name.
+//! Before a connection is opened, all connections to deleted files are closed. Afterwards the files on disk must be
+//! the files that the process has open (`/proc/self/fd`); if not, the answer is `Unavailable`. Without that check,
+//! two processes could hold one name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -89,8 +89,8 @@ impl Slot {
         Ok(slot)
     }
 
-    /// Calls `work` with a connection to the current files at the path: deleted files exclude no other
-    /// process. No statement of it runs for longer than `limit`.
+    /// Calls `work` with a connection to the current files at the path, since locks in deleted files
+    /// exclude no other process. No statement runs for longer than `limit`.
     pub(super) fn with<T>(
         &self,
         now: HostInstant,
@@ -171,8 +171,8 @@ fn open(
     Ok((path, opened))
 }
 
-/// Refuses a missing file for callers that do not create it: a wrong path must not look like an empty
-/// store.
+/// Refuses a missing file for callers that do not create it. Otherwise a wrong path would look like
+/// an empty store.
 fn check_exists(path: &Path) -> Result<(), Error> {
     match fs::exists(path) {
         Ok(false) => Err(incompatible(format!(

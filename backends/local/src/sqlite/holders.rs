@@ -1,7 +1,8 @@
-//! The rows of a name: its holders, and the waiters for which it is reserved. They admit another holder by one rule.
+//! The rows of a name: its holders, and the reservations for waiters. [`admit`] is the only rule about further
+//! holders.
 //!
-//! The statement that takes a free name takes the slot of any row, so that it conflicts with each. That seek costs
-//! an exclusive pair 2,000 of its 76,000 instructions.
+//! The statement that takes a free name uses the slot of any existing row, so that it conflicts with each row.
+//! That seek takes 2,000 of the 76,000 instructions of an exclusive lock and its release.
 
 use lockkeeper_core::{Error, HostInstant, Mode, Owner, limit_mismatch};
 use rusqlite::Row;
@@ -93,7 +94,8 @@ impl LockRow {
         self.is_unexpired(now) && !self.holder.is_dead()
     }
 
-    /// Returns whether the lease has not expired. A request later than `now` is from another boot.
+    /// Returns whether the lease has not expired. If the request is later than `now`, it is from another
+    /// boot.
     pub(super) fn is_unexpired(&self, now: HostInstant) -> bool {
         self.asked_at <= now && now < self.expires
     }
@@ -107,12 +109,12 @@ impl LockRow {
     }
 }
 
-/// Whether the holders of a name admit another one.
+/// The answer whether the holders of a name admit another holder.
 pub(super) enum Admission {
-    /// Yes, in this slot: the smallest free one.
+    /// They do, in the smallest free slot.
     Slot(u32),
     No,
-    /// No: permits of another limit are held.
+    /// They do not: permits of another limit are held.
     OtherLimit(Error),
 }
 
@@ -206,8 +208,8 @@ pub(super) fn mark_contended(session: &Session<'_>, key: Key<'_>) -> rusqlite::R
     session.change(MARK_CONTENDED, params).map(drop)
 }
 
-/// Removes the rows that are `over`, from the file and from `rows`. A waiter that did not come for its
-/// reservation is passed over from then on.
+/// Removes the rows that are `over`, from the file and from `rows`. A waiter that did not use its
+/// reservation in time counts as stale from then on.
 pub(super) fn remove(
     session: &Session<'_>,
     key: Key<'_>,

@@ -1,4 +1,5 @@
-//! Makes the keepers of a provider verify their leases as soon as another process says that some have ended.
+//! Makes the keepers of a provider verify their leases as soon as another process notifies it of ended
+//! leases.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -43,7 +44,7 @@ impl LeaseListener {
         }
     }
 
-    /// Starts the thread if it does not run. Returns whether it did before.
+    /// Starts the thread if it does not run. Returns whether it ran before.
     ///
     /// Without it, losses are noticed by the next renewal.
     pub(super) fn start(&self, slot: &Arc<Slot>, parkers: &ParkerPool) -> bool {
@@ -90,8 +91,8 @@ fn wait(parker: &Parker, leases: &Weak<()>, state: &Mutex<State>) -> bool {
         let State::Listening { is_used, .. } = &mut *state else {
             return false;
         };
-        // One is that of the listener. Another program may have deleted the socket: the next lock starts
-        // another thread.
+        // One reference is the listener's own. Another program may have deleted the socket; then the
+        // next lock starts another thread.
         let has_leases = std::mem::take(is_used) || leases.strong_count() > 1;
         if !has_leases || !parker.exists() {
             *state = State::Idle;

@@ -1,7 +1,7 @@
 //! Opens the connection to a lock database, and notices when its files are deleted or replaced.
 //!
-//! SQLite finds the files with half of its locks (`-wal`, `-shm`) by name, so a file with two names, or mounted
-//! alone, is refused.
+//! SQLite finds its other files (`-wal`, `-shm`) by name. They contain part of the locks, so a file with two
+//! names, or mounted alone, is refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ use super::schema::prepare;
 /// The capacity of the statement cache: more than the number of different statements.
 const STATEMENTS: usize = 32;
 
-/// After how many steps of SQLite's virtual machine a statement checks its deadline: some 100 µs.
+/// The number of steps of SQLite's virtual machine between two checks of a statement's deadline: some 100 µs.
 const STEPS: i32 = 10_000;
 
 /// The size in bytes from which the log is truncated. The log of one process has 4 MB: SQLite writes it back
 /// from 1,000 pages on.
 const LONG_LOG: u64 = 32 << 20;
-/// The limit for other processes to let the log be truncated.
+/// How long to wait until other processes let the log be truncated.
 const LOG_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// The suffixes of the database and of SQLite's files beside it.

@@ -50,8 +50,8 @@ impl Store {
         BusyRetry::brief(&*self.clock, None)
     }
 
-    /// Lets other processes tell this one that its leases have ended. Call it before an attempt: where files were
-    /// replaced before this process listened, the attempt finds that.
+    /// Starts the listener, by which other processes notify this one of ended leases. Call it before an attempt:
+    /// the attempt notices files that were replaced before the listener started.
     pub(super) fn listen(&self) {
         if !self.listener.start(self.db.slot(), &self.parkers) {
             self.db.slot().check_files();
@@ -110,8 +110,8 @@ impl Store {
         lease::release_uncontended(session, self.lease_key(lease), lease, self.clock.now())
     }
 
-    /// Ends the hold that is `wanted`, and reserves the name for the next waiter. Returns whether such a hold
-    /// was live.
+    /// Ends the hold that `wanted` chooses, and reserves the name for the next waiter. Returns whether that
+    /// hold was live.
     pub(super) fn end_hold(
         &self,
         key: Key<'_>,
@@ -145,7 +145,7 @@ impl Store {
         Ok((was_live, next))
     }
 
-    /// Removes a waiter from the queue. The name may go to the next waiter.
+    /// Removes a waiter from the queue. The name may then be reserved for the next waiter.
     pub(super) fn dequeue(
         &self,
         key: Key<'_>,

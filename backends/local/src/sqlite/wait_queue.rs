@@ -1,6 +1,7 @@
 //! The queue of the waiters for a name. Statements of more than one step run in a write transaction.
 //!
-//! The ids of waiters begin with the clock. So a row of a deleted file is never taken for a row of the new one.
+//! The ids of waiters begin with the clock. So a row of a deleted file never has the id of a row in the new
+//! file.
 
 use std::time::Duration;
 
@@ -32,8 +33,8 @@ pub(super) enum NextHolder {
     None,
     /// The first waiter, when the holders admit it.
     Later,
-    /// Only waiters that did not respond to an earlier notification are left. They are notified, and the
-    /// name is not reserved for them.
+    /// All remaining waiters did not respond to an earlier notification. The first one is notified, but
+    /// the name is not reserved for it.
     Unresponsive { id: i64, wake: String },
     /// The caller.
     Caller,

@@ -1,6 +1,6 @@
 //! Notifications between processes. Every waiter receives datagrams on a socket that is bound to a file
 //! beside the database, and the row of the waiter names that file. A provider that has granted locks has
-//! another socket, on which it is told that leases have ended.
+//! another socket, which receives notifications of leases that have ended.
 //!
 //! A notification makes the waiter attempt the lock earlier. Without it, or where no socket can be
 //! bound, the waiter polls.
@@ -51,7 +51,7 @@ impl Role {
     }
 }
 
-/// Tells all processes that hold leases of the database at `path` that it is a new file.
+/// Notifies all processes that hold leases of the database at `path` that it is a new file.
 pub(super) fn notify_all_holders(path: &Path) {
     system::SocketFolder::new(path).notify_holders(None);
 }
@@ -88,7 +88,7 @@ impl ParkerPool {
         parker
     }
 
-    /// Keeps a parker that is not in the row of a waiter any more.
+    /// Keeps a parker that is no longer in a waiter's row.
     pub(super) fn keep(&self, parker: Arc<Parker>) {
         let mut idle = lock(&self.idle);
         if idle.len() < MAX_IDLE {
@@ -96,13 +96,13 @@ impl ParkerPool {
         }
     }
 
-    /// Returns a parker on which a provider is told that leases have ended. Its address is empty if no
-    /// other process can do so.
+    /// Returns a parker that receives notifications of ended leases for a provider. Its address is
+    /// empty if no other process can notify it.
     pub(super) fn holder(&self) -> Parker {
         self.folder.bind(Role::Holder)
     }
 
-    /// Tells the process `pid` that a lease of it has ended.
+    /// Notifies the process `pid` that one of its leases has ended.
     pub(super) fn notify_holder(&self, pid: u32) {
         self.folder.notify_holders(Some(pid));
     }
