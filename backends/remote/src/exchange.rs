@@ -1,7 +1,8 @@
-//! The calls on a socket in one exchange with a server: a request and its replies, or opening.
+//! The calls on a socket in one exchange with a server. An exchange is a request and its replies, or the
+//! opening.
 //!
-//! A socket's own time-out is for one call. A server that sends a byte now and then would get another one with each of
-//! them. So the time-out of each call is what is left of one deadline, also between the calls that TLS makes.
+//! A socket's own time-out is for one call. A server that sends a byte now and then would restart it with each
+//! byte. So each call gets the time that is left of one deadline, also the calls that TLS makes.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -10,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use crate::socket::{SocketTimeout, set_timeout};
 
-/// The most bytes that a server may send in one exchange. The replies of lockkeeper's requests are far shorter.
+/// The largest number of bytes that a server may send in one exchange. Replies to lockkeeper's requests are far
+/// shorter.
 pub const MAX_REPLY: usize = 16 << 20;
 
-/// Linux ends a time-out of a socket late by up to an eighth: 200 ms of 4 s were seen. (Its wheel of timers is coarser for
-/// those that are farther away.) So a call that waits for longer than this gets seven eighths of the time, and is repeated
-/// with the rest.
+/// Linux ends a socket's time-out late by up to an eighth: 200 ms of 4 s were seen. Its timer wheel has a coarser
+/// resolution for later timers. So a call that waits for longer than this gets seven eighths of the time, and is
+/// repeated with the rest.
 const PRECISE: Duration = Duration::from_millis(100);
 
 /// A time-out that was set for a shorter call stays, from this length on. A call that it ends is repeated with the time
@@ -23,9 +25,9 @@ const PRECISE: Duration = Duration::from_millis(100);
 /// deadlines, and would otherwise set four time-outs.
 const SHORTEST_KEPT: Duration = Duration::from_millis(50);
 
-/// What is left of an exchange.
+/// The rest of an exchange.
 pub(crate) struct Exchange {
-    /// `None` without an end.
+    /// `None` if there is no deadline.
     until: Option<Instant>,
     /// The number of bytes that may still be read.
     readable: usize,
@@ -50,7 +52,7 @@ impl Exchange {
         self.extend(limit);
     }
 
-    /// Gives the exchange another deadline. A deadline that cannot be told is none.
+    /// Sets another deadline. A time that `Instant` cannot represent is no deadline.
     pub(crate) fn extend(&mut self, limit: Option<Duration>) {
         let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
         self.until = limit.and_then(|limit| Instant::now().checked_add(limit));
@@ -77,8 +79,8 @@ impl Exchange {
     /// Returns whether a call has to be repeated after this error.
     fn goes_on(&self, error: &io::Error) -> bool {
         match error.kind() {
-            // The kernel begins no call with a time-out again, whatever the application asks for with its handler. See
-            // signal(7).
+            // The kernel does not restart a call with a time-out, whatever flags the application's signal handler
+            // has. See signal(7).
             io::ErrorKind::Interrupted => true,
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 self.until.is_some_and(|until| Instant::now() < until)
@@ -95,7 +97,7 @@ pub(crate) struct Wire<'a> {
 }
 
 impl Wire<'_> {
-    /// Makes a call that reads into a buffer, which is shortened to what may still be read.
+    /// Makes a call that reads into a buffer, which is cut to the bytes that may still be read.
     pub(crate) fn read_by(
         &mut self,
         buffer: &mut [u8],
@@ -155,7 +157,7 @@ impl fmt::Display for TooLong {
 
 impl std::error::Error for TooLong {}
 
-/// Returns whether a read failed since the server has sent more than [`MAX_REPLY`] bytes in one exchange.
+/// Returns whether a read failed because the server sent more than [`MAX_REPLY`] bytes in one exchange.
 pub fn is_too_long(error: &io::Error) -> bool {
     matches!(error.get_ref(), Some(cause) if cause.is::<TooLong>())
 }

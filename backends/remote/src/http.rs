@@ -1,4 +1,4 @@
-//! Requests by HTTP/1.1 on one connection, for stores that are asked that way.
+//! Requests by HTTP/1.1 on one connection, for stores that speak HTTP.
 //!
 //! Stores need only a small part of HTTP. A crate for HTTP would bring some 20 crates more, and a pool that
 //! ignores the caller's deadline. Its errors would not tell whether a request was sent.
@@ -15,7 +15,7 @@ use crate::exchange::{MAX_REPLY, is_too_long};
 use crate::failure::{Failure, Server, is_timeout, is_untrusted};
 use crate::socket::{Stream, is_quiet};
 
-/// The longest line of a head that is read.
+/// The longest line of a head, in bytes.
 const MAX_LINE: u64 = 64 << 10;
 
 /// The reply to a request.
@@ -27,17 +27,17 @@ pub struct HttpReply {
     pub body: Vec<u8>,
 }
 
-/// A connection to a server that speaks HTTP/1.1. After a failure it is not used again: a reply may still
+/// A connection to a server that speaks HTTP/1.1. Do not use it again after a failure: a reply may still
 /// arrive on it.
 pub struct Http {
     reader: BufReader<Stream>,
-    /// The lines of the head that are the same in every request.
+    /// The lines that the heads of all requests have.
     common: String,
     server: Server,
     /// With TLS: whether a server of the store has replied to any connection.
     tls: Option<Arc<AtomicBool>>,
     has_replied: bool,
-    /// Whether the server has said that it closes the connection after its reply.
+    /// Whether the server announced that it closes the connection after its reply.
     is_last: bool,
 }
 
@@ -49,7 +49,7 @@ enum Length {
 }
 
 impl Http {
-    /// Speaks HTTP on a stream. `host` is the server's host and port.
+    /// Makes an HTTP connection from a stream. `host` is the server's host and port.
     ///
     /// With TLS, all connections of a store share the flag `tls`, which is set by the first reply. Until then, a
     /// connection that ends in the handshake leads to a server without TLS. Later, the server stops or starts.
@@ -94,8 +94,8 @@ impl Http {
         Ok(HttpReply { status, body })
     }
 
-    /// Posts a body, and reads the head of a reply without an end within `limit`: [`next_chunk`](Self::next_chunk)
-    /// reads the rest. A reply with an end is an error of the server, and is returned.
+    /// Posts a body, and reads the head of an endless reply within `limit`. [`next_chunk`](Self::next_chunk) reads
+    /// the rest. A reply with an end is an error of the server, and is returned.
     ///
     /// # Errors
     /// As [`post`](Self::post).
@@ -115,8 +115,9 @@ impl Http {
         Ok(Some(HttpReply { status, body }))
     }
 
-    /// Waits for the next part of a stream, within `limit` if there is one. `None` is its end.
-    /// [`TcpStream::shutdown`] on a clone of the [socket](Self::socket) ends the wait.
+    /// Waits for the next part of a stream, within `limit` if there is one. Returns `None` at the
+    /// end of the stream. [`TcpStream::shutdown`] on a clone of the [socket](Self::socket) ends the
+    /// wait.
     ///
     /// # Errors
     /// The connection has failed.
@@ -194,7 +195,7 @@ impl Http {
         Ok(body)
     }
 
-    /// Reads a chunk; `None` after the last one, and the headers behind it.
+    /// Reads a chunk. Returns `None` after the last chunk and the headers behind it.
     fn read_chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
         let line = self.read_line()?;
         let size = line.split(';').next().unwrap_or_default();
@@ -237,7 +238,7 @@ impl Http {
         Failure::Unanswered(self.describe(error))
     }
 
-    /// Returns whether the store speaks TLS, as a former reply has shown.
+    /// Returns whether an earlier reply has shown that the store speaks TLS.
     fn is_tls_known(&self) -> bool {
         let tls = self.tls.as_ref();
         tls.is_some_and(|it| it.load(Ordering::Relaxed))

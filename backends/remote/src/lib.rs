@@ -1,7 +1,7 @@
 //! Shared parts of the lockkeeper backends whose store is a server behind a network.
 //!
-//! This crate knows no store. A backend adds its protocol or its statements, how it waits, its
-//! capabilities, and its answers for operators.
+//! This crate knows no store. A backend adds its protocol or statements, its way to wait, its
+//! capabilities, and its interface for operators.
 
 mod backoff;
 mod connect;
@@ -44,5 +44,5 @@ pub use socket_watch::{SocketWatch, WatchedSocket};
 pub use supplier::Supplier;
 pub use transport::Transport;
 
-/// The time that one attempt gets when no time is left. It is not longer than a guard's drop waits.
+/// The time that one attempt gets when no time is left. It is the time for which a guard's drop waits.
 pub const LAST_ATTEMPT: std::time::Duration = std::time::Duration::from_millis(80);

@@ -1,4 +1,4 @@
-//! Where a server is, and how to connect to it.
+//! The address of a server, and the options to connect to it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,9 +15,9 @@ use crate::tls::check_files;
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A host's name or address, and a port.
+    /// A host and a port.
     Tcp {
-        /// An IPv6 address is without brackets here.
+        /// The host's name or address; an IPv6 address is without brackets.
         host: String,
         /// The port.
         port: u16,
@@ -27,7 +27,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// A host and port; an IPv6 address may be in brackets.
+    /// Makes the address of a host and port. An IPv6 address may be in brackets.
     pub fn tcp(host: impl Into<String>, port: u16) -> Self {
         let host = host.into();
         let host = host
@@ -73,7 +73,7 @@ pub struct RemoteOptions {
     pub tls: bool,
     /// A PEM file of certificates to trust.
     pub ca_file: Option<PathBuf>,
-    /// PEM files of the certificate by which the server knows this client, and of its private key.
+    /// PEM files of this client's certificate, and of its private key.
     pub client_certificate: Option<(PathBuf, PathBuf)>,
     /// The largest number of connections, from 1 to 1000. Default: 10.
     pub pool_size: u32,
@@ -101,7 +101,7 @@ impl fmt::Debug for RemoteOptions {
 }
 
 impl RemoteOptions {
-    /// The defaults for a server.
+    /// Makes the default options for a server.
     pub fn new(endpoint: Endpoint) -> Self {
         Self {
             endpoint,
@@ -127,8 +127,8 @@ impl RemoteOptions {
         }
     }
 
-    /// Reads the [keys](crate::keys), and the user and password of the URL. `how_to_tls` says how this
-    /// store's URL asks for TLS.
+    /// Reads the [keys](crate::keys), and the user and password of the URL. `how_to_tls` is the advice
+    /// how this store's URL turns on TLS.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidValue`] for a value that a key does
@@ -192,7 +192,7 @@ impl RemoteOptions {
         }
     }
 
-    /// Checks that the options say nothing that is decided by a function of the application's that connects.
+    /// Checks that the options have nothing that the application's function for connections decides.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidValue`].
@@ -205,7 +205,7 @@ impl RemoteOptions {
         }
     }
 
-    /// The time that a single attempt may take, which has no deadline of its own.
+    /// Returns the time that a single attempt may take, since it has no deadline.
     pub fn attempt_time(&self) -> Duration {
         self.response_timeout.max(self.connect_timeout)
     }
@@ -223,11 +223,10 @@ pub(crate) fn invalid(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidValue, text)
 }
 
-/// Returns a value that the URL gives in a way of its own, or a key.
+/// Returns a value that either a part of the URL or a key has.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidValue`] if both give it, or if it is
-/// not one that the key takes.
+/// [`ErrorKind::InvalidValue`] if both have a value, or if the key does not take it.
 pub fn given_once<T: KeyValue>(
     context: &OpenContext<'_>,
     key: &Key<T>,
@@ -256,7 +255,7 @@ macro_rules! remote_setters {
             self
         }
 
-        /// The certificate and its private key (PEM) by which the server knows this client. Default: none. Only with
+        /// Sets the certificate of this client and its private key (PEM). The default is none. It needs
         /// [`tls`](Self::tls).
         #[must_use]
         pub fn client_certificate(
@@ -309,12 +308,13 @@ macro_rules! remote_setters {
         /// How long a server that was just started grants nothing, from 0 to a century. Default: 0,
         /// which is off.
         ///
-        /// A server that lost its locks by a restart grants them anew. A former holder that was stopped or cut off
-        /// meanwhile does not know of that yet. With at least the largest ttl of all programs, every such holder has
-        /// given up by its own clock before. Until the time is over, an acquisition with a wait goes on as in any
-        /// outage, and a single attempt is [`Unavailable`](::lockkeeper_core::ErrorKind::Unavailable). All programs
-        /// need the setting. The time since the start is the server's own word, so setting its clock forward just
-        /// after the start shortens it.
+        /// A server that lost its locks in a restart grants them again. A former holder that was stopped or cut off
+        /// meanwhile does not know that yet. If the time is at least the largest ttl of all programs, every such
+        /// holder's guard is lost before the next grant. Until the time is over, an acquisition with a wait
+        /// continues as in an outage, and a single attempt is
+        /// [`Unavailable`](::lockkeeper_core::ErrorKind::Unavailable). All programs need the setting. The server's
+        /// own clock counts the time since its start, so setting that clock forward just after the start shortens
+        /// the time.
         #[must_use]
         pub fn restart_grace(mut self, grace: ::std::time::Duration) -> Self {
             self.remote.restart_grace = grace;

@@ -46,7 +46,7 @@ impl Dialer {
         })
     }
 
-    /// Lets the application connect, if it has a function for that.
+    /// Sets the application's function that connects, if there is one.
     #[must_use]
     pub fn with_supplier(mut self, supplier: Option<Supplier<Transport>>) -> Self {
         self.supplier = supplier;
@@ -56,7 +56,8 @@ impl Dialer {
     /// Connects within `limit`. The TLS handshake takes place with the first request. Until the stream begins
     /// [an exchange](Stream::begin), what is left of `limit` is the time for that, too.
     ///
-    /// A Unix socket takes no time-out: connecting blocks while the server is stopped and its backlog is full.
+    /// Connecting to a Unix socket has no time-out: it blocks while the server is stopped and its backlog is
+    /// full.
     ///
     /// # Errors
     /// [`Server::not_connected`].
@@ -66,7 +67,7 @@ impl Dialer {
         let supplied = self.supplier.as_ref().map(|it| it.take(limit));
         let (socket, layer) = match supplied.transpose()? {
             Some(Transport { socket, layer }) => {
-                // Such as one of tokio's was.
+                // A socket that came from tokio is non-blocking.
                 socket.set_nonblocking(false).map_err(failed)?;
                 (socket, layer)
             }
@@ -99,7 +100,7 @@ impl Dialer {
                     connected.and_then(prepare).map_err(failed)
                 })
             }
-            // A socket's calls are the same, whatever its kind.
+            // Sockets of both kinds have the same system calls.
             #[cfg(unix)]
             Endpoint::Unix(path) => UnixStream::connect(path)
                 .map(|socket| TcpStream::from(OwnedFd::from(socket)))
@@ -110,7 +111,7 @@ impl Dialer {
     }
 }
 
-/// Makes a socket send at once, and notice a dead network.
+/// Makes a socket send without delay, and notice a dead network.
 fn prepare(socket: TcpStream) -> io::Result<TcpStream> {
     socket.set_nodelay(true)?;
     #[cfg(any(target_os = "linux", target_os = "macos"))]
@@ -126,11 +127,10 @@ fn prepare(socket: TcpStream) -> io::Result<TcpStream> {
 
 /// A connection to a server. Dropping it closes it.
 ///
-/// A backend calls [`begin`](Self::begin) before each request, then writes the request and reads the whole reply. All
-/// system calls in between share one deadline, also those that TLS makes. A call after the deadline fails as a time-out:
-/// see [`is_timeout`](crate::is_timeout). A server that sends more than [`MAX_REPLY`](crate::MAX_REPLY) bytes in one
-/// exchange has sent no reply to a request of lockkeeper's: see [`is_too_long`](crate::is_too_long). After both, the
-/// connection must be closed.
+/// A backend calls [`begin`](Self::begin) before each request, then writes the request and reads the whole reply.
+/// All system calls in between share one deadline, also those that TLS makes. A call after the deadline fails as a
+/// time-out: see [`is_timeout`](crate::is_timeout). More than [`MAX_REPLY`](crate::MAX_REPLY) bytes in one exchange
+/// are an error, too: see [`is_too_long`](crate::is_too_long). After either error, close the connection.
 ///
 /// ```no_run
 /// # use std::io::{self, Read, Write};
@@ -152,11 +152,11 @@ pub struct Stream {
     exchange: Exchange,
 }
 
-/// What encrypts over the socket.
+/// The encryption over the socket.
 enum Top {
     Plain,
     Tls(TlsSession),
-    /// The application does.
+    /// The application's own encryption.
     Layer(Box<dyn Layer>),
 }
 
@@ -176,13 +176,13 @@ impl Stream {
         self.exchange.begin(None);
     }
 
-    /// Gives the exchange another `limit` from now on, while the bytes that came are still counted: the rest of a message
-    /// may come late.
+    /// Sets the limit of the exchange to `limit` from now. The bytes that came before still count. It is for a
+    /// message whose rest may come late.
     pub fn extend(&mut self, limit: Duration) {
         self.exchange.extend(Some(limit));
     }
 
-    /// Returns the stream below the encryption, for a protocol that agrees on TLS before it begins with it.
+    /// Returns the stream below the encryption, for a protocol that negotiates TLS before it starts TLS.
     pub fn below_tls(&mut self) -> impl Read + Write {
         self.split().0
     }
@@ -195,7 +195,7 @@ impl Stream {
         (wire, &mut self.top)
     }
 
-    /// Returns whether a TLS handshake is not over. Nothing else was sent before that.
+    /// Returns whether a TLS handshake is under way. Until its end, nothing else is sent.
     pub(crate) fn is_handshaking(&self) -> bool {
         matches!(&self.top, Top::Tls(session) if session.is_handshaking())
     }
@@ -207,20 +207,20 @@ pub(crate) fn set_timeout(socket: &TcpStream, limit: Option<Duration>) -> io::Re
     socket.set_write_timeout(limit)
 }
 
-/// A socket's time-out may be longer than the time that is left by so much.
+/// How much longer than the time that is left a socket's time-out may be.
 const SLACK: Duration = Duration::from_millis(10);
 
-/// The longest time that one read or one write on a socket may take, as it was set last.
+/// The time-out of reads and writes that was last set on a socket.
 #[derive(Debug, Default)]
 pub struct SocketTimeout(Option<Duration>);
 
 impl SocketTimeout {
-    /// Sets the time on the socket, rounded up to whole milliseconds, from 1 on. A time that was set before stays if it is
-    /// longer by 10 ms at most. That spares most requests the two system calls: they have the same response time-out, and
-    /// their replies come soon.
+    /// Sets the time-out on the socket, rounded up to whole milliseconds, at least 1. A former time-out stays if it
+    /// is longer by at most 10 ms. That saves most requests the two system calls: they have the same response
+    /// time-out, and their replies come soon.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// The errors of the socket.
     pub fn set(&mut self, socket: &TcpStream, limit: Duration) -> io::Result<()> {
         self.set_by(limit, |limit| set_timeout(socket, Some(limit)))
     }
@@ -233,7 +233,7 @@ impl SocketTimeout {
     /// Sets the time as [`set`](Self::set) does, by a function.
     ///
     /// # Errors
-    /// Those of the function.
+    /// The errors of the function.
     pub fn set_by<E>(
         &mut self,
         limit: Duration,
@@ -258,7 +258,7 @@ pub fn is_quiet(socket: &TcpStream) -> bool {
     #[cfg(unix)]
     let peeked =
         recv(socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT).map_err(io::Error::from);
-    // No single call can be kept from blocking here.
+    // On this system, no flag makes a single call non-blocking.
     #[cfg(not(unix))]
     let peeked = socket.set_nonblocking(true).and_then(|()| {
         let peeked = socket.peek(&mut [0]);

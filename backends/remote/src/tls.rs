@@ -85,7 +85,7 @@ fn crypto() -> Arc<CryptoProvider> {
     chosen.unwrap_or_else(|| Arc::new(ring::default_provider()))
 }
 
-/// Reads the certificate of this client, with those that lead to its authority, and its private key.
+/// Reads this client's certificate, with the chain to its authority, and its private key.
 fn client_certificate(
     options: &RemoteOptions,
     crypto: &CryptoProvider,
