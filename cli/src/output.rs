@@ -24,7 +24,8 @@ pub(crate) fn print_to_reader(text: &str) -> Result<bool, Failure> {
     is_read(io::stdout().lock().write_all(text.as_bytes()))
 }
 
-/// Pauses for `limit`, or until the reader of standard output is gone. Returns whether it is left.
+/// Pauses for `limit`, or until the reader of standard output is gone. Returns whether there is still a
+/// reader.
 pub(crate) fn pause_while_read(limit: Duration) -> bool {
     #[cfg(unix)]
     {

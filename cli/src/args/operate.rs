@@ -30,7 +30,7 @@ pub(crate) struct Who {
     #[arg(short = 'A', long, conflicts_with = "name")]
     pub(crate) all_namespaces: bool,
 
-    /// Show the list again and again, until Ctrl-C: in place at a terminal, else whenever it has changed.
+    /// Repeat the list until Ctrl-C: in place at a terminal, else whenever it has changed.
     #[arg(long)]
     pub(crate) watch: bool,
 
@@ -124,7 +124,7 @@ impl Choice {
             && is(self.mode.as_ref(), Some(&held.mode.to_string()))
     }
 
-    /// Returns the options that choose this holder, if it can be told from others.
+    /// Returns the options that choose this holder, if options can distinguish it from others.
     pub(crate) fn of(held: &HeldName) -> Option<String> {
         let holder = &held.holder;
         match (held.mode, held.slot) {
