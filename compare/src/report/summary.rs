@@ -114,7 +114,7 @@ pub(super) fn question(scenario: Scenario, settings: &Settings) -> String {
     }
 }
 
-/// Says what the library did, if it was right on every store. If not, a complaint says so.
+/// Returns a sentence about the library, if it was right on every store. If it was not, a complaint says so.
 fn with_a_lock(scenario: Scenario, rows: &[&Row]) -> Option<String> {
     let first = rows.first()?;
     if rows.iter().any(|row| row.verdict == Verdict::Wrong) {

@@ -1,4 +1,4 @@
-//! As many named locks as there are permits, tried one after the other, again and again.
+//! A named lock for each permit. A waiting thread tries them one after the other, repeatedly.
 //!
 //! A lock is free when its session ends, so a process that dies leaves its permits to the others at once.
 //! But a session waits for one name only, so threads poll. Each thread keeps a connection busy and sends a

@@ -13,7 +13,7 @@ use crate::error::Error;
 /// Between two attempts, as in the write-up. Others have 60 or 80 ms.
 const PACE: Duration = Duration::from_millis(100);
 
-/// [`SetnxOnce`], again and again.
+/// [`SetnxOnce`], repeated until it succeeds.
 pub(super) struct SetnxSpin(pub(super) SetnxOnce);
 
 impl Lock for SetnxSpin {
