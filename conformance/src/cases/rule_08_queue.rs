@@ -56,7 +56,7 @@ fn serve_two_keepers(rig: &Rig<'_>) -> Vec<(&'static str, u64)> {
 }
 
 /// The second keeper is granted the name when the first has used up its hand-overs. On a busy machine
-/// the second keeper may sometimes respond too late and be passed over.
+/// the second keeper may sometimes respond too late and be overtaken.
 pub(super) fn handovers_are_bounded_by_count(rig: &Rig<'_>) -> Outcome {
     const REQUIRED: u32 = 2;
     const ROUNDS: u32 = 20;

@@ -1,4 +1,5 @@
-//! Rule 14: a wait rides an outage out, and a single attempt, or one with `Outage::Fail`, does not.
+//! Rule 14: an acquisition with a wait waits through an outage. A single attempt, or one with `Outage::Fail`,
+//! fails.
 
 use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -156,7 +157,7 @@ pub(super) fn acquisition_that_rides_no_outage_out_fails(rig: &Rig<'_>) -> Outco
     Ok(())
 }
 
-/// The outages of which observers are told.
+/// The outages that observers were notified of.
 #[derive(Default)]
 struct Outages(Mutex<Vec<Told>>);
 

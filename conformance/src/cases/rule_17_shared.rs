@@ -111,7 +111,7 @@ pub(super) fn reader_waits_behind_a_waiting_writer(rig: &Rig<'_>) -> Outcome {
     const ROUNDS: u32 = 5;
     rig.needs_mode(Mode::Shared)?;
     for is_of_reader in [false, true] {
-        // A waiter that a busy machine holds up may be passed over.
+        // A waiter that a busy machine delays may be overtaken.
         let in_order = (0..ROUNDS).any(|_| writer_is_before_late_reader(rig, is_of_reader));
         assert!(in_order, "the writer was passed over in {ROUNDS} rounds");
     }
