@@ -79,8 +79,9 @@
 //! [`ErrorKind`]. The error's text says what happened and what to do, and
 //! [`is_retryable`](Error::is_retryable) whether the same call can succeed later.
 //!
-//! While the store is out of reach, an acquisition with a wait asks again until its deadline. It gets the lock if the
-//! store is back in time. A single attempt fails at once; with `outage=fail` ([`Outage`]) every acquisition does.
+//! While the store is out of reach, an acquisition with a wait asks again until its deadline. It gets the lock if
+//! the store is back in time. A single attempt fails at once. With `outage=fail` ([`Outage`]) every acquisition
+//! fails at once.
 //!
 //! A [`LockKeeper`] is not reentrant: a thread that asks for a name that it holds waits like any other
 //! thread. [`ReentrantKeeper`] grants it again at once.
@@ -90,8 +91,8 @@
 //! ## Shared: readers and writers
 //!
 //! [`lock_shared`](LockKeeper::lock_shared) is granted beside other shared holders, and
-//! [`lock`](LockKeeper::lock) beside none. Both are about the same lock, first come, first served: readers
-//! that come after a waiting writer wait behind it, so neither side starves.
+//! [`lock`](LockKeeper::lock) beside no other holder. Both are about the same lock, first come, first
+//! served. Readers that come after a waiting writer wait behind it, so neither side starves.
 //!
 //! ```
 //! let keeper = lockkeeper::open("memory:")?;
@@ -150,9 +151,9 @@
 //! [`lead`](LockKeeper::lead) makes one process the leader for as long as it holds the lock. The page
 //! `docs/schedules.md` has the rules.
 //!
-//! The page `docs/shapes.md` says what each shape is for and what it costs. On a store that cannot grant one,
-//! asking for it is [`ErrorKind::Unsupported`]; require [`Capability::Shared`] or [`Capability::Permits`], and
-//! opening fails instead.
+//! The page `docs/shapes.md` says what each shape is for and what it costs. On a store without a shape,
+//! acquiring it is [`ErrorKind::Unsupported`]. If you require [`Capability::Shared`] or
+//! [`Capability::Permits`], opening fails instead.
 //!
 //! # Hold it, and notice its loss
 //!
@@ -161,8 +162,8 @@
 //! fixed: [`LeasePolicy::Fixed`].
 //!
 //! A guard can be *lost*: the store was out of reach for too long, the process was stopped, or an
-//! operator took the lock away. A lost guard says so before the store grants the name to another
-//! holder, and stays lost.
+//! operator took the lock away. It is lost before the store grants the name to another holder, and
+//! stays lost.
 //!
 //! ```
 //! use std::time::Duration;
@@ -260,15 +261,15 @@
 //! # Fallbacks
 //!
 //! A `fallback` is opened if no server answers at the first store:
-//! `redis://cache.internal?fallback=sqlite:/var/lib/shop/locks.db`. That happens only at opening, and the
-//! [`Observer`] is told. A fallback excludes no process that locks on the first store, so `fallback`
-//! and `require=cross_host` exclude each other. A server that answers and cannot serve is an error and
-//! opens no fallback.
+//! `redis://cache.internal?fallback=sqlite:/var/lib/shop/locks.db`. That happens only at opening, and
+//! observers are notified. A fallback excludes no process that locks on the first store, so `fallback`
+//! and `require=cross_host` exclude each other. If the first server answers but cannot serve, that is an
+//! error, and no fallback is opened.
 //!
-//! Tokens keep growing in a move to each store but MySQL and MariaDB, also to a fallback: they follow the clock.
-//! MySQL and MariaDB count tokens from the start of the server. So tokens become smaller in a move to a server that
-//! has been up for long, such as the way back from a fallback. Opening warns of that, and [`Config::epoch_offset`]
-//! prevents it.
+//! Tokens keep growing in a move to each store except MySQL and MariaDB, also to a fallback, since they follow the
+//! clock. MySQL and MariaDB count tokens from the start of the server. So tokens become smaller in a move to a
+//! server that has been up for long, such as the return from a fallback. Opening warns of that, and
+//! [`Config::epoch_offset`] prevents it.
 //!
 //! # Observe
 //!
@@ -278,10 +279,10 @@
 //!
 //! # Async programs, and fork
 //!
-//! Every call blocks its thread. In an async program, call it on a thread for blocking work, such as
-//! tokio's `spawn_blocking`. A guard can be moved to another thread and shared by several. Dropping a
-//! guard may send a request to the store, so drop it on such a thread as well. The page `docs/async.md` has the
-//! rules, and `examples/axum` a service with tokio.
+//! Every call blocks its thread. In an async program, call it on a thread for blocking work, such as tokio's
+//! `spawn_blocking`. A guard can be moved to another thread and shared by several. Dropping a guard may send a
+//! request to the store, so drop it on such a thread, too. The page `docs/async.md` has the rules, and
+//! `examples/axum` is a service with tokio.
 //!
 //! After a `fork`, open a keeper in the child, and do not use the parent's: its threads do not exist
 //! there. On SQLite a store that was opened before the fork is refused in the child.
@@ -307,9 +308,10 @@
 //! feature.
 //!
 //! An application gets 14 crates for `memory:` alone, 63 for `redis` without `tls` and 130 for the default,
-//! this one included (`scripts/neighbours` counts them). The redis and mysql crates bring the crate `url`,
-//! and that more than 20 crates of tables for Unicode host names. If no part of your program needs those,
-//! `cargo update -p idna_adapter --precise 1.0.0` leaves them out: 38 and 109. Lock URLs need none of them.
+//! this one included (`scripts/neighbours` counts them). The redis and mysql crates depend on the crate
+//! `url`, which brings more than 20 crates of tables for Unicode host names. Lock URLs do not need these.
+//! If your program does not need them either, `cargo update -p idna_adapter --precise 1.0.0` leaves them
+//! out: then it is 38 and 109 crates.
 //!
 //! # A store of your own
 //!
