@@ -7,26 +7,44 @@
 use std::collections::BTreeMap;
 use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::HostInstant;
 use lockkeeper_remote::{
-    Failure, LAST_ATTEMPT, OpenConnection, RestartGrace, SocketTimeout, WatchedSocket, senseless,
-    unavailable, without_signals,
+    Failure, LAST_ATTEMPT, SocketTimeout, senseless, unavailable, without_signals,
 };
+use lockkeeper_sessions::{LinkShared, SessionLink};
 use mysql::prelude::Queryable;
-use mysql::{Conn, Row, Statement, Value};
+use mysql::{Conn, Row, Statement};
+use parking_lot::Mutex;
 
-use crate::connector::Shared;
-use crate::dialect::Dialect;
 use crate::failure::{classify, is_time_over, multiplexed};
-use crate::statements::{self, Run, SessionId};
-use crate::supplied::{AnyConn, Before};
-use crate::wire::Wire;
+use crate::statements::dialect::Dialect;
+use crate::statements::run::{Run, SessionId};
+use crate::statements::{GREETING, number, text};
+
+pub(crate) mod connector;
+pub(crate) mod opening;
+mod supplied;
+pub(crate) mod wire;
+
+use supplied::Before;
+use wire::{AnyConn, CallLimits, Wire};
 
 /// The second in which the server was started.
 const START: Duration = Duration::from_secs(1);
+
+/// What the connections of a provider share.
+pub(crate) struct Shared {
+    pub(crate) link: Arc<LinkShared<SessionId>>,
+    /// Ends each call in time.
+    limits: Arc<CallLimits>,
+    /// What the connections know of the server that runs.
+    pub(crate) run: Arc<Mutex<Run>>,
+    /// Whether the application lends the connections.
+    is_lent: bool,
+}
 
 /// A connection; dropping it closes it, and the server frees what its session holds.
 pub struct Connection {
@@ -34,22 +52,13 @@ pub struct Connection {
     /// What a session was that the application lends. It is closed with its socket, since dropping it gives it back.
     lent: Option<Box<Lent>>,
     pub(crate) wire: Arc<Wire>,
-    open: OpenConnection,
+    pub(crate) link: SessionLink<SessionId>,
     shared: Arc<Shared>,
     pub(crate) dialect: Dialect,
-    /// Notices its end, outside of Windows.
-    watched: Option<WatchedSocket>,
     /// What the server said of its run when the connection was opened.
     run: Run,
     /// The end of the second of the start.
     start_is_over: HostInstant,
-    grace: RestartGrace,
-    /// Whether a reply is missing.
-    is_in_doubt: bool,
-    /// The longest that a reply may take.
-    pub(crate) limit: Duration,
-    /// The session's wait_timeout, if it was set.
-    pub(crate) idle_seconds: Option<u64>,
     timeout: SocketTimeout,
     prepared: BTreeMap<&'static str, Statement>,
 }
@@ -69,7 +78,7 @@ impl lockkeeper_remote::Connection for Connection {
     fn give_back(mut self) {
         if let Some(lent) = self.lent.take() {
             // Nothing that happens to the socket from here on concerns the locks.
-            self.watched = None;
+            self.link.unwatch();
             if self.restore(&lent).is_err() {
                 self.lent = Some(lent);
             }
@@ -79,12 +88,6 @@ impl lockkeeper_remote::Connection for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(idle) = self.idle_seconds
-            && self.is_in_doubt
-            && let Some(sessions) = self.shared.sessions.upgrade()
-        {
-            sessions.abandon(self.id(), Duration::from_secs(idle));
-        }
         if self.lent.is_some() {
             self.wire.close();
         }
@@ -104,7 +107,7 @@ impl Connection {
                 session: None,
             })
         };
-        let not_sent = |error| Failure::NotSent(shared.server.closed().with_source(error));
+        let not_sent = |error| Failure::NotSent(shared.link.server.closed().with_source(error));
         let timeouts = shared.is_lent.then(|| wire.timeouts()).transpose();
         let lent = timeouts.map_err(not_sent)?.map(lent);
         let wire = Arc::new(wire);
@@ -113,21 +116,19 @@ impl Connection {
             conn,
             lent,
             wire,
-            open: shared.counts.add_connection(),
+            link: SessionLink::new(
+                &shared.link,
+                until.saturating_duration_since(Instant::now()),
+            ),
             shared: Arc::clone(shared),
             dialect: Dialect::MySql,
-            watched: None,
             run: Run::default(),
             start_is_over: HostInstant::NEVER,
-            grace: RestartGrace::new(Duration::ZERO, Duration::ZERO, HostInstant::NEVER),
-            is_in_doubt: false,
-            limit: until.saturating_duration_since(Instant::now()),
-            idle_seconds: None,
             timeout: SocketTimeout::default(),
             prepared: BTreeMap::new(),
         };
-        let row = connection.query(statements::GREETING)?;
-        let now = shared.clock.now();
+        let row = connection.query(GREETING)?;
+        let now = shared.link.clock.now();
         let numbers = number(&row, 0).zip(number(&row, 1));
         let (millis, second) = numbers.ok_or_else(|| Failure::Refused(senseless()))?;
         let up = Duration::from_millis(millis);
@@ -141,28 +142,23 @@ impl Connection {
         shared.run.lock().add(connection.run);
         connection.start_is_over = now + START.saturating_sub(up);
         // The start may have been at the end of its second.
-        connection.grace = RestartGrace::new(shared.restart_grace, up.saturating_sub(START), now);
+        connection.link.started(up.saturating_sub(START));
         let [version, comment] = [2, 3].map(|at| text(&row, at).unwrap_or_default());
         connection.dialect = Dialect::of(&version, &comment);
-        if let Some(first) = &shared.first_server {
-            let before = Before::check(&mut connection, first)?;
+        if shared.link.is_supplied() {
+            let before = Before::check(&mut connection)?;
             if let Some(lent) = &mut connection.lent {
                 lent.session = Some(before);
             }
         }
-        // The sessions learn of the end of the connection at once.
-        let (sessions, id) = (Weak::clone(&shared.sessions), connection.id());
-        connection.watched = connection.watch(move || {
-            if let Some(sessions) = sessions.upgrade() {
-                sessions.end(id);
-            }
-        })?;
+        let id = connection.id();
+        connection.link.watch(id, connection.wire.socket())?;
         Ok(connection)
     }
 
     /// Makes the session and the connection what they were when they were lent.
     fn restore(&mut self, lent: &Lent) -> Result<(), Failure> {
-        if self.idle_seconds.is_some()
+        if self.link.idle.is_some()
             && let Some(before) = &lent.session
         {
             before.restore(self, LAST_ATTEMPT)?;
@@ -184,32 +180,13 @@ impl Connection {
         }
     }
 
-    /// Registers `on_end`, which is called when the server closes the connection.
-    pub(crate) fn watch(
-        &self,
-        on_end: impl FnOnce() + Send + 'static,
-    ) -> Result<Option<WatchedSocket>, Failure> {
-        let watched = self.wire.watch(&self.shared.watch, on_end);
-        watched.map_err(|error| {
-            let text = "the thread that watches connections cannot be started; is the limit of threads or of open files reached?";
-            Failure::NotSent(unavailable(text).with_source(error))
-        })
-    }
-
-    /// Returns whether the server was seen to have closed the connection.
-    pub(crate) fn was_closed(&self) -> bool {
-        self.watched.as_ref().is_some_and(WatchedSocket::has_ended)
-    }
-
     /// Refuses to request a lock while a server that was just started grants none.
     ///
     /// Epochs begin with the second of the start: a server that is started again within it would repeat
     /// them.
     pub(crate) fn check_server_start(&self) -> Result<(), Failure> {
-        let Shared { server, clock, .. } = &*self.shared;
-        let now = clock.now();
-        self.grace.check(server, now).map_err(Failure::Refused)?;
-        if now < self.start_is_over {
+        self.link.check_start()?;
+        if self.shared.link.clock.now() < self.start_is_over {
             return Err(Failure::Refused(unavailable(
                 "the server was started within this second, and grants nothing before it is over; try again",
             )));
@@ -238,23 +215,23 @@ impl Connection {
     }
 
     fn call<T>(&mut self, work: impl FnOnce(&mut Conn) -> mysql::Result<T>) -> Result<T, Failure> {
-        let set = self.wire.set_timeout(&mut self.timeout, self.limit);
+        let set = self.wire.set_timeout(&mut self.timeout, self.link.limit);
         set.map_err(|error| self.failed(error.into()))?;
-        self.open.counts().add_commands(1);
-        self.is_in_doubt = true;
+        self.link.add_commands(1);
+        self.link.is_in_doubt = true;
         // The crate panics on packets of a wrong form.
         let (wire, conn) = (&self.wire, &mut self.conn);
-        let reply = self.shared.limits.call(wire, self.limit, || {
+        let reply = self.shared.limits.call(wire, self.link.limit, || {
             catch_unwind(AssertUnwindSafe(|| without_signals(|| work(conn))))
         });
-        let reply = reply.ok_or_else(|| Failure::Unanswered(self.shared.server.silent()))?;
+        let reply = reply.ok_or_else(|| Failure::Unanswered(self.shared.link.server.silent()))?;
         let reply = reply.map_err(|_| Failure::Unanswered(senseless()))?;
-        self.is_in_doubt = !matches!(reply, Ok(_) | Err(mysql::Error::MySqlError(_)));
+        self.link.is_in_doubt = !matches!(reply, Ok(_) | Err(mysql::Error::MySqlError(_)));
         reply.map_err(|error| self.failed(error))
     }
 
     fn failed(&self, error: mysql::Error) -> Failure {
-        classify(error, &self.shared.server, || self.wire.has_ended())
+        classify(error, &self.shared.link.server, || self.wire.has_ended())
     }
 
     /// Runs a statement that returns nothing.
@@ -295,32 +272,5 @@ impl Connection {
         };
         let row = self.call(|conn| conn.exec_first(statement, (name,)))?;
         row.ok_or_else(|| Failure::Refused(senseless()))
-    }
-
-    /// Sets the time after which the server ends the idle session, unless it is set already.
-    pub(crate) fn set_idle_seconds(&mut self, seconds: u64) -> Result<(), Failure> {
-        if self.idle_seconds != Some(seconds) {
-            self.run(&self.dialect.set_idle(seconds))?;
-            self.idle_seconds = Some(seconds);
-        }
-        Ok(())
-    }
-}
-
-/// Returns a number of a row, for which servers use several types; `None` for NULL.
-pub(crate) fn number(row: &Row, at: usize) -> Option<u64> {
-    match row.as_ref(at)? {
-        Value::UInt(number) => Some(*number),
-        Value::Int(number) => u64::try_from(*number).ok(),
-        Value::Bytes(text) => std::str::from_utf8(text).ok()?.parse().ok(),
-        _ => None,
-    }
-}
-
-/// Returns a text of a row.
-pub(crate) fn text(row: &Row, at: usize) -> Option<String> {
-    match row.as_ref(at)? {
-        Value::Bytes(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        _ => None,
     }
 }

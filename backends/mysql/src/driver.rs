@@ -9,7 +9,8 @@ use lockkeeper_remote::keys::{
 };
 use lockkeeper_sessions::driver_options;
 
-use crate::{BACKEND, MySqlOptions, MySqlProvider};
+use crate::options::{BACKEND, MySqlOptions};
+use crate::provider::MySqlProvider;
 
 /// Opens `mysql://USER:PASSWORD@HOST:PORT/DATABASE` and the same with `mariadb:`.
 ///

@@ -12,27 +12,17 @@
 // What must never be otherwise:
 // - No text of a user becomes SQL. Only an `EncodedName` is put into a statement as text.
 
-mod admin;
 mod connection;
-mod connector;
-mod dialect;
 mod driver;
-mod examine;
 mod failure;
 mod locks;
 mod names;
-mod opening;
+mod operate;
 mod options;
 mod provider;
 mod statements;
-mod store;
-mod supplied;
-mod wire;
 
 pub use driver::MySqlDriver;
 pub use mysql::{Conn, Opts};
 pub use options::MySqlOptions;
 pub use provider::MySqlProvider;
-
-/// The backend's name in errors and capabilities.
-const BACKEND: &str = "mysql";

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_remote::{Failure, senseless, unavailable};
-use lockkeeper_sessions::{Attempted, Replies, Requests, SessionConnection};
+use lockkeeper_sessions::{Attempted, Replies, Requests, SessionConnection, SessionLink};
 
-use crate::BACKEND;
-use crate::connection::{Connection, number};
-use crate::dialect;
+use crate::connection::{Connection, wire};
 use crate::names::EncodedName;
-use crate::statements::{self, EPOCH_BITS, SessionId};
-use crate::wire;
+use crate::options::BACKEND;
+use crate::statements::dialect::LONGEST_WAIT;
+use crate::statements::run::SessionId;
+use crate::statements::{self, EPOCH_BITS, number};
 
 /// The longest that a server lets a session be idle: a year.
 const LONGEST_IDLE: u64 = 31_536_000;
@@ -25,8 +25,9 @@ impl SessionConnection for Connection {
     type Id = SessionId;
 
     const BACKEND: &'static str = BACKEND;
+    const WATCH: &'static str = "lockkeeper-mysql-watch";
     const LONGEST_WAIT: Duration = if cfg!(unix) {
-        dialect::LONGEST_WAIT
+        LONGEST_WAIT
     } else {
         wire::LONGEST_CALL
     };
@@ -45,12 +46,12 @@ impl SessionConnection for Connection {
         known.is(seen)
     }
 
-    fn set_limit(&mut self, limit: Duration) {
-        self.limit = limit;
+    fn link(&self) -> &SessionLink<SessionId> {
+        &self.link
     }
 
-    fn has_ended(&self) -> bool {
-        self.was_closed()
+    fn link_mut(&mut self) -> &mut SessionLink<SessionId> {
+        &mut self.link
     }
 
     fn check_start(&self) -> Result<(), Failure> {
@@ -63,7 +64,11 @@ impl SessionConnection for Connection {
     }
 
     fn set_idle(&mut self, idle: Duration) -> Result<(), Failure> {
-        self.set_idle_seconds(idle.as_secs())
+        if self.link.idle != Some(idle) {
+            self.run(&self.dialect.set_idle(idle.as_secs()))?;
+            self.link.idle = Some(idle);
+        }
+        Ok(())
     }
 
     fn ask(&mut self, requests: &Requests<EncodedName>) -> Result<Replies, Failure> {
@@ -100,9 +105,9 @@ impl SessionConnection for Connection {
 
     fn wait(&mut self, name: &EncodedName, wait: Duration, grace: Duration) -> Attempted {
         let until = Instant::now() + wait + grace;
-        self.limit = wait + grace;
+        self.link.limit = wait + grace;
         let row = self.query_until(&self.dialect.wait(name, wait))?;
-        self.limit = until.saturating_duration_since(Instant::now());
+        self.link.limit = until.saturating_duration_since(Instant::now());
         let Some(row) = row else {
             // The lock may have been granted just before the statement was ended.
             self.execute(statements::RELEASE, name)?;

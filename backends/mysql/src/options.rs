@@ -21,7 +21,10 @@ use mysql::ClientIdentity;
 use mysql::Conn;
 use mysql::{Opts, OptsBuilder};
 
-use crate::supplied::AnyConn;
+use crate::connection::wire::AnyConn;
+
+/// The backend's name in errors and capabilities.
+pub(crate) const BACKEND: &str = "mysql";
 
 /// The path of no file. The mysql crate reads the server's key only when the server asks for the password, and asks the
 /// server for a key where it has no path.

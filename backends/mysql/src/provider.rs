@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{
-    Admin, Backend, Capabilities, Clock, Error, Proof, StoreInfo, SystemClock, Usage,
+    Admin, Backend, Capabilities, Clock, Error, Finding, Proof, StoreInfo, SystemClock, Usage,
 };
-use lockkeeper_sessions::SessionLease;
-use lockkeeper_sessions::session_verbs;
+use lockkeeper_sessions::{SessionLease, SessionStore, Sessions, session_verbs};
+use parking_lot::Mutex;
 
-use crate::connection::Connection;
+use crate::connection::connector::Connector;
+use crate::connection::{Connection, opening};
+use crate::options::{BACKEND, MySqlOptions};
 use crate::statements;
-use crate::store::Store;
-use crate::{BACKEND, MySqlOptions};
+use crate::statements::dialect::Dialect;
+use crate::statements::run::Run;
 
 /// A grant of a [`MySqlProvider`].
 type Lease = SessionLease<Connection>;
@@ -93,6 +95,43 @@ impl MySqlProvider {
     }
 }
 
+/// The parts of a provider.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) locks: SessionStore<Connection>,
+    pub(crate) dialect: Dialect,
+    /// What the connections know of the server that runs.
+    pub(crate) run: Arc<Mutex<Run>>,
+    /// The conditions found on opening that may break locks, for people.
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Store {
+    /// Connects, and inspects the server.
+    pub(crate) fn open(
+        options: &MySqlOptions,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        options.check()?;
+        let sessions = Sessions::new(clock)?;
+        let connector = Connector::new(options, &sessions)?;
+        let limit = options.remote.connect_timeout;
+        let mut connection = connector.connect(limit)?;
+        let found = opening::inspect(&mut connection, limit)?;
+        let text = |found: &Finding| format!("{}: {}; {}", found.what, found.meaning, found.advice);
+        let shared = Arc::clone(&connector.shared);
+        let dialect = connection.dialect;
+        let connect = move |limit| connector.connect(limit);
+        Ok(Self {
+            locks: SessionStore::new(&options.remote, namespace, sessions, connection, connect),
+            dialect,
+            run: Arc::clone(&shared.run),
+            warnings: found.iter().map(text).collect(),
+        })
+    }
+}
+
 impl StoreInfo for MySqlProvider {
     fn backend(&self) -> &'static str {
         BACKEND
@@ -107,7 +146,7 @@ impl StoreInfo for MySqlProvider {
     }
 
     fn usage(&self) -> Option<Usage> {
-        Some(self.0.counts.usage())
+        Some(self.0.locks.usage())
     }
 
     fn admin(&self) -> Option<&dyn Admin> {
@@ -122,6 +161,7 @@ impl Backend for MySqlProvider {
 
     fn proof(&self, lease: &Lease) -> Option<Proof> {
         let known = *self.0.run.lock();
+        let lease = (lease.session(), lease.name(), lease.epoch());
         Some(statements::proof(lease, self.0.dialect, known))
     }
 }

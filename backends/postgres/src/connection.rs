@@ -5,41 +5,29 @@
 
 use std::collections::HashMap;
 use std::fmt::{Display, Write};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
-use lockkeeper_core::HostInstant;
-use lockkeeper_remote::{
-    Failure, OpenConnection, RestartGrace, SocketWatch, WatchedSocket, senseless,
-};
+use lockkeeper_remote::{Failure, senseless};
+use lockkeeper_sessions::{LinkShared, SessionLink};
 use postgres_protocol::IsNull;
 use postgres_protocol::message::backend::{DataRowBody, Message};
 use postgres_protocol::message::frontend::{self, BindError};
 
-use crate::connector::Shared;
-use crate::failure::{ServerError, classify, unavailable};
-use crate::login::Greeting;
-use crate::shown::ShownNames;
-use crate::wire::Wire;
+use crate::failure::{ServerError, classify};
+use crate::names::shown::ShownNames;
+use crate::statements::epoch::LastEpoch;
+use crate::statements::{MARKS, NAMESPACES, SessionId};
 
-/// The first half of the keys of [`SessionId::mark`].
-pub(crate) const MARKS: i32 = i32::from_be_bytes(*b"lock");
+pub(crate) mod connector;
+pub(crate) mod login;
+pub(crate) mod opening;
+pub(crate) mod wire;
 
-/// The first half of the key by which a session says which namespace its locks are of; a hash of that is the second one.
-pub(crate) const NAMESPACES: i32 = MARKS + 1;
-
-/// The identity of a session. A server gives the number of a session again after its end. So each session holds a
-/// lock of its own that tells it from the next one, and that every user sees in `pg_locks`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessionId {
-    /// The number that `pg_locks` shows, and that ends the session.
-    pub(crate) pid: i32,
-    /// The second half of the key of the session's lock; [`MARKS`] is the first.
-    pub(crate) mark: i32,
-}
+use login::Greeting;
+use wire::Wire;
 
 /// Asks for the server's own number of the session.
 ///
@@ -70,25 +58,24 @@ const SYSTEM: &str =
 const CHECK_CLIENT: &str =
     "SELECT pg_catalog.set_config('client_connection_check_interval', '100', false)";
 
+/// What the connections of a provider share.
+pub(crate) struct Shared {
+    pub(crate) link: Arc<LinkShared<SessionId>>,
+    pub(crate) last_epoch: Arc<LastEpoch>,
+    /// See [`NAMESPACES`].
+    namespace_mark: i32,
+}
+
 /// A connection; dropping it closes it, and the server frees what its session holds.
 pub struct Connection {
-    wire: Wire,
-    open: OpenConnection,
+    pub(crate) wire: Wire,
+    pub(crate) link: SessionLink<SessionId>,
     pub(crate) shared: Arc<Shared>,
-    /// Notices its end, outside of Windows.
-    watched: Option<WatchedSocket>,
-    session: SessionId,
+    pub(crate) session: SessionId,
     /// Whether the server's own number of the session is another one than the client was told.
     is_pooled: bool,
     pub(crate) version: String,
     pub(crate) is_replica: bool,
-    grace: RestartGrace,
-    /// Whether a reply is missing.
-    pub(crate) is_in_doubt: bool,
-    /// The longest that a reply may take.
-    pub(crate) limit: Duration,
-    /// The session's idle_session_timeout, if it was set.
-    pub(crate) idle: Option<Duration>,
     /// The names of the prepared statements. Behind a pooler, two connections with one name for two statements would
     /// run the wrong one.
     prepared: HashMap<String, String>,
@@ -125,20 +112,9 @@ pub(crate) type Values<'a> = &'a [&'a dyn Display];
 /// What the server replied to one statement.
 pub(crate) type Reply = Result<Vec<Row>, ServerError>;
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if let Some(idle) = self.idle
-            && self.is_in_doubt
-            && let Some(sessions) = self.shared.sessions.upgrade()
-        {
-            sessions.abandon(self.session, idle);
-        }
-    }
-}
-
 impl lockkeeper_remote::Connection for Connection {
     fn is_quiet(&mut self, _: Duration) -> bool {
-        !self.is_in_doubt && self.wire.is_quiet()
+        !self.link.is_in_doubt && self.wire.is_quiet()
     }
 }
 
@@ -153,17 +129,12 @@ impl Connection {
         let mark = fastrand::i32(..);
         let mut connection = Self {
             wire,
-            open: shared.counts.add_connection(),
+            link: SessionLink::new(&shared.link, limit),
             shared: Arc::clone(shared),
-            watched: None,
             session: SessionId { pid: 0, mark },
             is_pooled: false,
             version: greeting.version,
             is_replica: false,
-            grace: RestartGrace::new(Duration::ZERO, Duration::ZERO, HostInstant::NEVER),
-            is_in_doubt: false,
-            limit,
-            idle: None,
             prepared: HashMap::new(),
             last_prepared: 0,
             shown: ShownNames::default(),
@@ -200,12 +171,7 @@ impl Connection {
         self.is_replica = start.is_true(0);
         let up = start.number(1).map(Duration::try_from_secs_f64);
         let up = up.and_then(Result::ok).unwrap_or_default();
-        let Shared {
-            restart_grace,
-            clock,
-            ..
-        } = &*self.shared;
-        self.grace = RestartGrace::new(*restart_grace, up, clock.now());
+        self.link.started(up);
         Ok(())
     }
 
@@ -231,33 +197,9 @@ impl Connection {
         }
     }
 
-    /// Registers `on_end`, which is called when the server closes the connection: see [`SocketWatch::watch`].
-    pub(crate) fn watch(
-        &mut self,
-        watch: &SocketWatch,
-        on_end: impl FnOnce() + Send + 'static,
-    ) -> Result<(), Failure> {
-        let watched = watch.watch(self.wire.socket(), on_end);
-        self.watched = Some(watched.map_err(|error| {
-            let text = "the thread that watches connections cannot be started; is the limit of threads or of open files reached?";
-            Failure::NotSent(unavailable(text).with_source(error))
-        })?);
-        Ok(())
-    }
-
-    /// Returns whether the server was seen to have closed the connection.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.watched.as_ref().is_some_and(WatchedSocket::has_ended)
-    }
-
-    /// Returns the socket. Shutting it down ends the session, and a wait on it, from any thread.
-    pub(crate) fn socket(&self) -> &Arc<TcpStream> {
-        self.wire.socket()
-    }
-
-    /// Returns the identity of the session.
-    pub(crate) fn session(&self) -> SessionId {
-        self.session
+    /// Has the sessions notice its end from here on.
+    fn watch(&mut self) -> Result<(), Failure> {
+        self.link.watch(self.session, Some(self.wire.socket()))
     }
 
     /// Returns whether something between this program and the server hands out the server's sessions.
@@ -265,35 +207,11 @@ impl Connection {
         self.is_pooled
     }
 
-    /// Refuses to request a lock of a replica, and while a server that was just started grants none.
-    pub(crate) fn check_start(&self) -> Result<(), Failure> {
-        let Shared { server, clock, .. } = &*self.shared;
-        if self.is_replica {
-            return Err(Failure::Closed(unavailable(format!(
-                "{server} is a replica; if its address does not lead to the primary soon, name that one"
-            ))));
-        }
-        self.grace
-            .check(server, clock.now())
-            .map_err(Failure::Refused)
-    }
-
-    /// Sets the time after which the server ends the idle session, in whole milliseconds from 1 on, unless it
-    /// is set already.
-    pub(crate) fn set_idle(&mut self, idle: Duration) -> Result<(), Failure> {
-        if self.idle != Some(idle) {
-            let millis = idle.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
-            self.execute(SET_IDLE, &[&millis])?;
-            self.idle = Some(idle);
-        }
-        Ok(())
-    }
-
     /// Runs a statement, which is prepared once, and returns its rows.
     pub(crate) fn execute(&mut self, sql: &str, values: Values<'_>) -> Result<Vec<Row>, Failure> {
         let reply = self.pipeline(&[(sql, values)])?.pop();
         let reply = reply.unwrap_or(Ok(Vec::new()));
-        reply.map_err(|error| error.into_failure(&self.shared.server))
+        reply.map_err(|error| error.into_failure(&self.shared.link.server))
     }
 
     /// Runs a statement as [`execute`](Self::execute) does, and returns its first row.
@@ -303,7 +221,7 @@ impl Connection {
     }
 
     fn first(&self, reply: Reply) -> Result<Row, Failure> {
-        let rows = reply.map_err(|error| error.into_failure(&self.shared.server))?;
+        let rows = reply.map_err(|error| error.into_failure(&self.shared.link.server))?;
         let row = rows.into_iter().next();
         row.ok_or_else(|| Failure::Refused(senseless()))
     }
@@ -314,7 +232,7 @@ impl Connection {
         &mut self,
         statements: &[(&str, Values<'_>)],
     ) -> Result<Vec<Reply>, Failure> {
-        self.open.counts().add_commands(statements.len());
+        self.link.add_commands(statements.len());
         let mut unprepared = Vec::new();
         for (at, (sql, values)) in statements.iter().enumerate() {
             let name = match self.prepared.get(*sql) {
@@ -345,13 +263,13 @@ impl Connection {
 
     /// Sends what was written, and reads the replies to so many statements.
     fn exchange(&mut self, statements: usize) -> Result<Vec<Reply>, Failure> {
-        self.is_in_doubt = true;
-        let sent = self.wire.send(self.limit);
+        self.link.is_in_doubt = true;
+        let sent = self.wire.send(self.link.limit);
         sent.map_err(|error| self.failed(error))?;
         let replies = (0..statements)
             .map(|_| self.reply())
             .collect::<Result<_, _>>()?;
-        self.is_in_doubt = false;
+        self.link.is_in_doubt = false;
         Ok(replies)
     }
 
@@ -371,8 +289,8 @@ impl Connection {
                     let mut error = error.map_err(|error| self.failed(error))?;
                     error.is_prepared = is_prepared;
                     if error.is_fatal {
-                        self.is_in_doubt = false;
-                        return Err(error.into_failure(&self.shared.server));
+                        self.link.is_in_doubt = false;
+                        return Err(error.into_failure(&self.shared.link.server));
                     }
                     reply = Err(error);
                 }
@@ -389,11 +307,9 @@ impl Connection {
     }
 
     fn failed(&self, error: std::io::Error) -> Failure {
-        classify(error, &self.shared.server)
+        classify(error, &self.shared.link.server)
     }
 }
-
-const SET_IDLE: &str = "SELECT set_config('idle_session_timeout', $1::int8::text, false)";
 
 /// Appends the messages that run a prepared statement, and tell the server what to show as the last one.
 fn write_statement(

@@ -9,7 +9,8 @@ use lockkeeper_remote::keys::{
 };
 use lockkeeper_sessions::driver_options;
 
-use crate::{BACKEND, PostgresOptions, PostgresProvider};
+use crate::options::{BACKEND, PostgresOptions};
+use crate::provider::PostgresProvider;
 
 /// Opens `postgres://USER:PASSWORD@HOST:PORT/DATABASE` and the same with `postgresql:`.
 ///

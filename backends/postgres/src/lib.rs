@@ -10,24 +10,16 @@
 // - A PostgreSQL session has a name in one mode at most. The server grants a session an exclusive lock beside
 //   its own shared one.
 
-mod admin;
 mod connection;
-mod connector;
 mod driver;
-mod epoch;
-mod examine;
 mod failure;
 mod locks;
-mod login;
 mod names;
-mod opening;
+mod operate;
 mod options;
 mod plain;
 mod provider;
-mod shown;
 mod statements;
-mod store;
-mod wire;
 
 pub use driver::PostgresDriver;
 pub use lockkeeper_remote::Transport;
@@ -35,6 +27,3 @@ pub use options::PostgresOptions;
 #[doc(hidden)]
 pub use plain::{PlainClient, PlainError, PlainReply};
 pub use provider::PostgresProvider;
-
-/// The backend's name in errors and capabilities.
-const BACKEND: &str = "postgres";

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_remote::{Failure, senseless};
-use lockkeeper_sessions::{Attempted, Replies, Requests, SessionConnection};
+use lockkeeper_sessions::{Attempted, Replies, Requests, SessionConnection, SessionLink};
 
-use crate::BACKEND;
-use crate::connection::{Connection, Row, SessionId, Values};
-use crate::failure::ServerError;
+use crate::connection::{Connection, Row, Values};
+use crate::failure::{ServerError, unavailable};
 use crate::names::LockKey;
-use crate::statements::{self, Verbs, steps};
+use crate::options::BACKEND;
+use crate::statements::{self, SessionId, Verbs, steps};
 
 /// The longest that a server lets a session be idle, or wait for a lock: it counts milliseconds in 31 bits.
 const LONGEST: Duration = Duration::from_millis(i32::MAX.unsigned_abs() as u64);
@@ -36,6 +36,7 @@ impl SessionConnection for Connection {
     type Id = SessionId;
 
     const BACKEND: &'static str = BACKEND;
+    const WATCH: &'static str = "lockkeeper-postgres-watch";
     const LONGEST_WAIT: Duration = LONGEST;
 
     fn idle(ttl: Duration) -> Duration {
@@ -43,7 +44,7 @@ impl SessionConnection for Connection {
     }
 
     fn session(&self) -> SessionId {
-        Connection::session(self)
+        self.session
     }
 
     /// Returns whether both are one session. A session that ends may lose its mark before the lock in question. Transactions
@@ -52,27 +53,38 @@ impl SessionConnection for Connection {
         known.pid == seen.pid && (seen.mark == 0 || known.mark == seen.mark)
     }
 
-    fn set_limit(&mut self, limit: Duration) {
-        self.limit = limit;
+    fn link(&self) -> &SessionLink<SessionId> {
+        &self.link
     }
 
-    fn has_ended(&self) -> bool {
-        Connection::has_ended(self)
+    fn link_mut(&mut self) -> &mut SessionLink<SessionId> {
+        &mut self.link
     }
 
+    /// Refuses a replica, too.
     fn check_start(&self) -> Result<(), Failure> {
-        Connection::check_start(self)
+        if self.is_replica {
+            let server = &self.shared.link.server;
+            return Err(Failure::Closed(unavailable(format!(
+                "{server} is a replica; if its address does not lead to the primary soon, name that one"
+            ))));
+        }
+        self.link.check_start()
     }
 
     fn canceller(&self) -> impl Fn() + Send + Sync + 'static {
-        let socket = Arc::clone(self.socket());
+        let socket = Arc::clone(self.wire.socket());
         move || {
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
     fn set_idle(&mut self, idle: Duration) -> Result<(), Failure> {
-        Connection::set_idle(self, idle)
+        if self.link.idle != Some(idle) {
+            self.execute(statements::SET_IDLE, &[&idle.as_millis()])?;
+            self.link.idle = Some(idle);
+        }
+        Ok(())
     }
 
     fn ask(&mut self, requests: &Requests<LockKey>) -> Result<Replies, Failure> {
@@ -131,10 +143,10 @@ impl Connection {
     fn wait_for(&mut self, name: &LockKey, wait: Duration, grace: Duration) -> Attempted {
         let before = self.shared.last_epoch.get();
         let until = Instant::now() + wait + grace;
-        self.limit = wait + grace;
+        self.link.limit = wait + grace;
         let values: Values<'_> = &[&name.number(), &millis(wait)];
         let replies = self.pipeline(&[(&Verbs::of(name).wait, values)]);
-        self.limit = until.saturating_duration_since(Instant::now());
+        self.link.limit = until.saturating_duration_since(Instant::now());
         match replies?.pop().ok_or_else(unreadable)? {
             Ok(rows) => {
                 let epoch = rows.first().and_then(|row| row.number(2));
@@ -146,7 +158,7 @@ impl Connection {
                 self.execute(&statements::RELEASE_IF_HELD, &[&name.number()])?;
                 Ok(None)
             }
-            Err(error) => Err(error.into_failure(&self.shared.server)),
+            Err(error) => Err(error.into_failure(&self.shared.link.server)),
         }
     }
 

@@ -10,7 +10,7 @@ use lockkeeper_core::Mode;
 use lockkeeper_sessions::SessionName;
 use sha2::{Digest, Sha256};
 
-use crate::shown;
+pub(crate) mod shown;
 
 /// The bits of a key. The highest one is clear, so that keys are positive numbers.
 const KEY: u64 = u64::MAX >> 1;

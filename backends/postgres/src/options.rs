@@ -9,6 +9,9 @@ use std::time::Duration;
 use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Endpoint, RemoteOptions, Supplier, Transport, remote_setters};
 
+/// The backend's name in errors and capabilities.
+pub(crate) const BACKEND: &str = "postgres";
+
 /// Where a server is, and how to talk to it. `Debug` shows no password.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {

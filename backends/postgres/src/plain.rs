@@ -12,10 +12,10 @@ use lockkeeper_remote::{Dialer, Server};
 use postgres_protocol::message::backend::{DataRowBody, Message};
 use postgres_protocol::message::frontend;
 
-use crate::connector::dial;
+use crate::connection::connector::dial;
+use crate::connection::wire::Wire;
 use crate::failure::{ServerError, classify};
 use crate::options::PostgresOptions;
-use crate::wire::Wire;
 
 /// A session that runs statements as plain texts. Dropping it closes it.
 pub struct PlainClient {

@@ -7,14 +7,14 @@ use lockkeeper_core::{
     Admin, Backend, Capabilities, Capability, Clock, Error, LockName, Mode, Proof, StoreInfo,
     SystemClock, TransactionLockSql, Usage,
 };
-use lockkeeper_sessions::session_verbs;
-use lockkeeper_sessions::{SessionLease, SessionName as _};
+use lockkeeper_sessions::{SessionLease, SessionName as _, SessionStore, Sessions, session_verbs};
 
-use crate::connection::Connection;
+use crate::connection::connector::Connector;
+use crate::connection::{Connection, opening};
 use crate::names::LockKey;
+use crate::options::{BACKEND, PostgresOptions};
 use crate::statements;
-use crate::store::Store;
-use crate::{BACKEND, PostgresOptions};
+use crate::statements::epoch::LastEpoch;
 
 /// A grant of a [`PostgresProvider`].
 type Lease = SessionLease<Connection>;
@@ -86,6 +86,40 @@ impl PostgresProvider {
     }
 }
 
+/// The parts of a provider.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) locks: SessionStore<Connection>,
+    pub(crate) last_epoch: Arc<LastEpoch>,
+    pub(crate) database: String,
+    /// What tells the database from all others, if the user may know it.
+    pub(crate) identity: Option<String>,
+}
+
+impl Store {
+    /// Connects, and inspects the server.
+    pub(crate) fn open(
+        options: &PostgresOptions,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        options.check()?;
+        let sessions = Sessions::new(clock)?;
+        let connector = Connector::new(options, namespace, &sessions)?;
+        let mut first = connector.connect(options.remote.connect_timeout)?;
+        opening::inspect(&mut first)?;
+        let identity = opening::identity(&mut first)?;
+        let shared = Arc::clone(&connector.shared);
+        let connect = move |limit| connector.connect(limit);
+        Ok(Self {
+            locks: SessionStore::new(&options.remote, namespace, sessions, first, connect),
+            last_epoch: Arc::clone(&shared.last_epoch),
+            database: options.name_of_database().to_owned(),
+            identity,
+        })
+    }
+}
+
 impl StoreInfo for PostgresProvider {
     fn backend(&self) -> &'static str {
         BACKEND
@@ -100,7 +134,7 @@ impl StoreInfo for PostgresProvider {
     }
 
     fn usage(&self) -> Option<Usage> {
-        Some(self.0.counts.usage())
+        Some(self.0.locks.usage())
     }
 
     fn admin(&self) -> Option<&dyn Admin> {
@@ -126,6 +160,6 @@ impl Backend for PostgresProvider {
     session_verbs!();
 
     fn proof(&self, lease: &Lease) -> Option<Proof> {
-        Some(statements::proof(lease))
+        Some(statements::proof(lease.session(), lease.name()))
     }
 }

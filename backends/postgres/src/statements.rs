@@ -8,12 +8,28 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use lockkeeper_core::{Proof, ProofValue, TransactionLockSql};
-use lockkeeper_sessions::SessionLease;
-
-use crate::connection::{Connection, MARKS, SessionId};
-use crate::epoch::EPOCH;
 use crate::names::LockKey;
+use lockkeeper_core::{Proof, ProofValue, TransactionLockSql};
+
+pub(crate) mod epoch;
+
+use epoch::EPOCH;
+
+/// The first half of the keys of [`SessionId::mark`].
+pub(crate) const MARKS: i32 = i32::from_be_bytes(*b"lock");
+
+/// The first half of the key by which a session says which namespace its locks are of; a hash of that is the second one.
+pub(crate) const NAMESPACES: i32 = MARKS + 1;
+
+/// The identity of a session. A server gives the number of a session again after its end. So each session holds a
+/// lock of its own that tells it from the next one, and that every user sees in `pg_locks`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionId {
+    /// The number that `pg_locks` shows, and that ends the session.
+    pub(crate) pid: i32,
+    /// The second half of the key of the session's lock; [`MARKS`] is the first.
+    pub(crate) mark: i32,
+}
 
 /// The kind of database, as people write it.
 const DIALECT: &str = "PostgreSQL";
@@ -78,6 +94,10 @@ pub(crate) static SEVERAL: LazyLock<String> = LazyLock::new(|| {
 const IS_KEY: &str = "locktype = 'advisory' AND objsubid = 1 \
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
     AND classid::int8 = ($1::int8 >> 32 & 4294967295) AND objid::int8 = ($1::int8 & 4294967295)";
+
+/// Sets the time after which the server ends the idle session.
+pub(crate) const SET_IDLE: &str =
+    "SELECT set_config('idle_session_timeout', $1::int8::text, false)";
 
 /// Releases the lock if this session holds it, and returns 1 then. Without a look, the server would log a warning.
 pub(crate) static RELEASE_IF_HELD: LazyLock<String> = LazyLock::new(|| {
@@ -163,9 +183,9 @@ static PROOF: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Returns the proof of a lease.
-pub(crate) fn proof(lease: &SessionLease<Connection>) -> Proof {
-    let SessionId { pid, mark } = lease.session();
-    let [classid, objid] = lease.name().halves().map(u64::cast_signed);
+pub(crate) fn proof(session: SessionId, key: &LockKey) -> Proof {
+    let SessionId { pid, mark } = session;
+    let [classid, objid] = key.halves().map(u64::cast_signed);
     let values = [
         classid,
         objid,

@@ -11,11 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
-
-use lockkeeper_remote::Backoff;
-use lockkeeper_remote::Failure;
-use lockkeeper_remote::LAST_ATTEMPT;
-use lockkeeper_remote::{Found, PooledConn, WaitPermit};
+use lockkeeper_remote::{Backoff, Failure, Found, LAST_ATTEMPT, PooledConn, WaitPermit};
 
 use crate::attempt::{Made, cancellable};
 use crate::connection::{SessionConnection, SessionName};

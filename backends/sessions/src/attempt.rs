@@ -6,9 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, CancelToken, Error, Grant, HostInstant};
-
-use lockkeeper_remote::PooledConn;
-use lockkeeper_remote::{Failure, nothing_granted, unknown};
+use lockkeeper_remote::{Failure, PooledConn, nothing_granted, unknown};
 
 use crate::connection::SessionConnection;
 use crate::detached::{Call, SLICE};

@@ -11,9 +11,7 @@ use std::time::Duration;
 use lockkeeper_core::{
     AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
 };
-
-use lockkeeper_remote::{Failure, no_time, senseless, unknown};
-use lockkeeper_remote::{Found, PooledConn};
+use lockkeeper_remote::{Failure, Found, PooledConn, no_time, senseless, unknown};
 
 use crate::attempt::Made;
 use crate::connection::{SessionConnection, SessionName};

@@ -5,10 +5,9 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use lockkeeper_core::Mode;
+use lockkeeper_remote::{Connection, Failure};
 
-use lockkeeper_remote::Connection;
-use lockkeeper_remote::Failure;
-
+use crate::link::SessionLink;
 use crate::requests::{Attempted, Replies, Requests};
 
 /// A name on the server, which a session requests or holds.
@@ -19,10 +18,6 @@ pub trait SessionName: Clone + Debug + Eq + Hash + Send + Sync + 'static {
 
 /// A connection whose session holds names. Dropping it ends the session, and the server frees all names that
 /// it holds.
-///
-/// If a reply is missing when the connection is dropped, its `Drop` calls
-/// [`Sessions::abandon`](crate::Sessions::abandon). The connection watches its socket, and calls
-/// [`Sessions::end`](crate::Sessions::end) when the server has closed it.
 pub trait SessionConnection: Connection + Send + Sized + 'static {
     /// The names on the server.
     type Name: SessionName;
@@ -31,6 +26,8 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
 
     /// The backend's name, which the names of its threads begin with.
     const BACKEND: &'static str;
+    /// The name of the thread that watches connections.
+    const WATCH: &'static str;
     /// The longest time that one statement may wait in the server.
     const LONGEST_WAIT: Duration;
 
@@ -46,11 +43,12 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
         known == seen
     }
 
-    /// Sets the longest time that each of the next replies may take.
-    fn set_limit(&mut self, limit: Duration);
+    /// Returns what the connection has in common with those to other servers. It is
+    /// [watched](SessionLink::watch) before the first request.
+    fn link(&self) -> &SessionLink<Self::Id>;
 
-    /// Returns whether the server was seen to have closed the connection.
-    fn has_ended(&self) -> bool;
+    /// Returns the same, to be changed.
+    fn link_mut(&mut self) -> &mut SessionLink<Self::Id>;
 
     /// Refuses to request a name while the server, which was just started, grants none.
     ///

@@ -1,7 +1,6 @@
 //! Drivers of stores with sessions: their URLs name a host or a Unix socket, and a database.
 
 use lockkeeper_core::{Error, ErrorKind, Key, OpenContext};
-
 use lockkeeper_remote::keys::{SOCKET, TLS};
 use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 

@@ -1,17 +1,18 @@
 //! The sessions of a provider, the calls on them, and the sweeper that ends what no guard renews.
 
-use std::sync::Arc;
 use std::sync::mpsc::SendError;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, HostInstant, LeaseVerifiers, Tick, Timer};
 use parking_lot::{Mutex, MutexGuard};
 
-use lockkeeper_remote::Failure;
+use lockkeeper_remote::{Failure, RemoteOptions, Server, SocketWatch};
 
 use crate::abandoned::AbandonedSessions;
 use crate::connection::SessionConnection;
 use crate::detached::{Call, DetachedCalls};
+use crate::link::{LinkShared, SessionEvent};
 use crate::requests::{Attempted, Replies, Requests};
 use crate::session::Session;
 use crate::state::Entry;
@@ -77,22 +78,40 @@ impl<C: SessionConnection> Sessions<C> {
         }
     }
 
-    /// Records that the server has closed the connection of a session. Connections that hold no name are
-    /// none of the sessions.
-    pub fn end(&self, id: C::Id) {
-        let ended: Vec<_> = self
-            .open()
-            .iter()
-            .filter(|it| it.id == id)
-            .cloned()
-            .collect();
-        ended.iter().for_each(|session| session.end());
+    /// Returns what the connections share. `protocol` is the server's, as errors name it, and `is_supplied` says that the
+    /// application makes or lends the connections.
+    pub fn link(
+        self: &Arc<Self>,
+        options: &RemoteOptions,
+        protocol: &'static str,
+        is_supplied: bool,
+    ) -> Arc<LinkShared<C::Id>> {
+        let sessions = Arc::downgrade(self);
+        let listener = move |session, event| {
+            if let Some(sessions) = sessions.upgrade() {
+                sessions.notice(session, event);
+            }
+        };
+        Arc::new(LinkShared {
+            server: Server::new(protocol, &options.endpoint),
+            counts: Arc::default(),
+            clock: Arc::clone(&self.clock),
+            restart_grace: options.restart_grace,
+            watch: SocketWatch::new(C::WATCH),
+            listener: Arc::new(listener),
+            first_server: is_supplied.then(OnceLock::new),
+        })
     }
 
-    /// Records that a connection is closed on which a reply is missing, and which may be idle for a time. Until the
-    /// server notices the end, the session may hold the name that it requested: that name is not busy then.
-    pub fn abandon(&self, id: C::Id, idle: Duration) {
-        self.abandoned.add(id, idle);
+    /// Records what happened to a session. Connections that hold no name are none of the sessions.
+    fn notice(&self, id: C::Id, event: SessionEvent) {
+        if let SessionEvent::Abandoned(idle) = event {
+            return self.abandoned.add(id, idle);
+        }
+        let open = self.open();
+        let ended: Vec<_> = open.iter().filter(|it| it.id == id).cloned().collect();
+        drop(open);
+        ended.iter().for_each(|session| session.end());
     }
 
     /// Enters `name` in a session of the same ttl, and returns the session: the one with the fewest names
@@ -160,7 +179,7 @@ impl<C: SessionConnection> Sessions<C> {
         let unclaimed = self.all_unclaimed(session, requests);
         let longest = session.longest_call();
         let result = session.run(limit, |connection| {
-            connection.set_limit(longest);
+            connection.link_mut().limit = longest;
             session.ask(connection, requests)
         });
         self.finish(session, requests, result, unclaimed, || longest)

@@ -8,10 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::LeaseVerifiers;
+use lockkeeper_remote::{Failure, PooledConn, no_time, unavailable, unknown};
 use parking_lot::{Mutex, MutexGuard};
-
-use lockkeeper_remote::PooledConn;
-use lockkeeper_remote::{Failure, no_time, unavailable, unknown};
 
 use crate::connection::SessionConnection;
 use crate::requests::{Replies, Requests};
@@ -122,7 +120,7 @@ impl<C: SessionConnection> Session<C> {
         let connection = slot.as_mut().and_then(|slot| slot.connection.as_mut());
         let result = match connection.filter(|_| health == Health::Good) {
             Some(connection) => {
-                connection.set_limit(left);
+                connection.link_mut().limit = left;
                 work(connection)
             }
             None => Err(Failure::Closed(unavailable(
@@ -150,7 +148,7 @@ impl<C: SessionConnection> Session<C> {
     pub(crate) fn is_cut(&self) -> bool {
         let slot = self.slot.lock();
         let connection = slot.as_ref().and_then(|slot| slot.connection.as_ref());
-        connection.is_some_and(SessionConnection::has_ended)
+        connection.is_some_and(|it| it.link().has_ended())
     }
 
     /// Records that the server has ended the session, and with it all leases on it. Their renewals answer so from now

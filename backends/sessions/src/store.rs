@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier, StoreUrl,
+    Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier, StoreUrl, Usage,
 };
-
-use lockkeeper_remote::{Endpoint, RemoteOptions};
-use lockkeeper_remote::{Failure, Server};
-use lockkeeper_remote::{Found, Pool, PooledConn};
+use lockkeeper_remote::{Endpoint, Failure, Found, Pool, PooledConn, RemoteOptions};
 
 use crate::connection::SessionConnection;
+use crate::link::LinkShared;
 use crate::registry::Sessions;
 use crate::session::Session;
 
@@ -36,14 +34,14 @@ pub struct SessionStore<C: SessionConnection> {
     pub clock: Arc<dyn Clock>,
     pub(crate) sessions: Arc<Sessions<C>>,
     pub(crate) pool: Pool<C>,
-    server: Server,
+    link: Arc<LinkShared<C::Id>>,
     pub(crate) connect: Connect<C>,
 }
 
 impl<C: SessionConnection> fmt::Debug for SessionStore<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionStore")
-            .field("server", &self.server)
+            .field("server", &self.link.server)
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
@@ -56,11 +54,11 @@ impl<C: SessionConnection> SessionStore<C> {
         options: &RemoteOptions,
         namespace: &str,
         sessions: Arc<Sessions<C>>,
-        server: Server,
         first: C,
         connect: impl Fn(Duration) -> Result<C, Error> + Send + Sync + 'static,
     ) -> Self {
         let pool = Pool::of(options);
+        let link = Arc::clone(&first.link().shared);
         if let Some(mut slot) = pool.try_checkout() {
             slot.connection = Some(first);
         }
@@ -70,7 +68,7 @@ impl<C: SessionConnection> SessionStore<C> {
             clock: Arc::clone(&sessions.clock),
             sessions,
             pool,
-            server,
+            link,
             connect: Arc::new(connect),
         }
     }
@@ -91,6 +89,11 @@ impl<C: SessionConnection> SessionStore<C> {
                 StoreUrl::location(&format!("{scheme}://{tcp}"), &path, &keys)
             }
         }
+    }
+
+    /// Returns what was sent so far, and how many connections are open.
+    pub fn usage(&self) -> Usage {
+        self.link.counts.usage()
     }
 
     /// Returns the capabilities of all stores with sessions.
@@ -140,7 +143,7 @@ impl<C: SessionConnection> SessionStore<C> {
     fn exhausted(&self) -> Failure {
         let hold = self.sessions.count();
         let wait = self.pool.waiting();
-        Failure::NotSent(self.server.exhausted(
+        Failure::NotSent(self.link.server.exhausted(
             self.options.pool_size,
             &format!(": {hold} hold locks and {wait} wait for one"),
             " (and the server's `max_connections`), or wait for fewer names at once",
@@ -157,7 +160,7 @@ impl<C: SessionConnection> SessionStore<C> {
     ) -> Result<T, Failure> {
         let longest = self.options.response_timeout;
         slot.run(&*self.clock, until, connect, |connection, limit| {
-            connection.set_limit(limit.min(longest));
+            connection.link_mut().limit = limit.min(longest);
             work(connection)
         })
     }

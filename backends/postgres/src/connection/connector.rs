@@ -4,54 +4,34 @@
 //! transaction open, and shows whether the first one still has its session. That comes before any setting or lock,
 //! which would stay on the session for other clients.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Clock, Error};
-use lockkeeper_remote::{
-    Counts, Dialer, Endpoint, RemoteOptions, Server, SocketWatch, nothing_granted,
-};
+use lockkeeper_core::Error;
+use lockkeeper_remote::{Dialer, Endpoint, RemoteOptions, Server, nothing_granted};
 use lockkeeper_sessions::Sessions;
 
-use crate::connection::Connection;
-use crate::epoch::LastEpoch;
+use crate::connection::login::{self, Greeting, LoginError};
+use crate::connection::wire::Wire;
+use crate::connection::{Connection, Shared};
 use crate::failure::{MULTIPLEXED, incompatible, not_connected};
-use crate::login::{self, Greeting, LoginError};
 use crate::names;
 use crate::options::PostgresOptions;
-use crate::wire::Wire;
 
 pub(crate) struct Connector {
     dialer: Dialer,
     remote: RemoteOptions,
     database: String,
-    /// The server of the first connection, if the application connects.
-    first_server: Option<OnceLock<String>>,
     /// Whether what hands out the server's sessions does so for the time of a connection.
     is_pooler_good: AtomicBool,
     pub(crate) shared: Arc<Shared>,
-}
-
-/// The parts of a connector that its connections have, too.
-pub(crate) struct Shared {
-    pub(crate) server: Server,
-    pub(crate) counts: Arc<Counts>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) restart_grace: Duration,
-    pub(crate) last_epoch: Arc<LastEpoch>,
-    /// See [`NAMESPACES`](crate::connection::NAMESPACES).
-    pub(crate) namespace_mark: i32,
-    /// Notices the end of each connection, for the sessions.
-    watch: SocketWatch,
-    pub(crate) sessions: Weak<Sessions<Connection>>,
 }
 
 impl Connector {
     pub(crate) fn new(
         options: &PostgresOptions,
         namespace: &str,
-        clock: Arc<dyn Clock>,
         sessions: &Arc<Sessions<Connection>>,
     ) -> Result<Self, Error> {
         let remote = &options.remote;
@@ -59,17 +39,11 @@ impl Connector {
             dialer: Dialer::new(remote)?.with_supplier(options.supplier.clone()),
             remote: remote.clone(),
             database: options.name_of_database().to_owned(),
-            first_server: options.supplier.is_some().then(OnceLock::new),
             is_pooler_good: AtomicBool::new(false),
             shared: Arc::new(Shared {
-                server: Server::new("PostgreSQL", &remote.endpoint),
-                counts: Arc::default(),
-                clock,
-                restart_grace: remote.restart_grace,
+                link: sessions.link(remote, "PostgreSQL", options.supplier.is_some()),
                 last_epoch: Arc::default(),
                 namespace_mark: names::namespace_mark(namespace),
-                watch: SocketWatch::new("lockkeeper-postgres-watch"),
-                sessions: Arc::downgrade(sessions),
             }),
         })
     }
@@ -82,23 +56,11 @@ impl Connector {
             self.check_pooler(&mut connection, until)?;
         }
         connection.prepare().map_err(nothing_granted)?;
-        if let Some(first) = &self.first_server {
+        if self.shared.link.is_supplied() {
             let server = connection.system_identifier().map_err(nothing_granted)?;
-            if *first.get_or_init(|| server.clone()) != server {
-                return Err(incompatible(
-                    "the application's function connected to two servers, and locks on one do not exclude locks on the other; have the function connect to one server, and open the keeper again when the server moves",
-                ));
-            }
+            self.shared.link.check_server(&server)?;
         }
-        let (sessions, id) = (Weak::clone(&self.shared.sessions), connection.session());
-        let on_end = move || {
-            if let Some(sessions) = sessions.upgrade() {
-                sessions.end(id);
-            }
-        };
-        connection
-            .watch(&self.shared.watch, on_end)
-            .map_err(nothing_granted)?;
+        connection.watch().map_err(nothing_granted)?;
         Ok(connection)
     }
 
@@ -117,7 +79,7 @@ impl Connector {
     }
 
     fn log_in(&self, until: Instant) -> Result<Connection, Error> {
-        let server = &self.shared.server;
+        let server = &self.shared.link.server;
         let (remote, database) = (&self.remote, &self.database);
         let (wire, greeting) = dial(&self.dialer, remote, database, server, until)?;
         let left = until.saturating_duration_since(Instant::now());

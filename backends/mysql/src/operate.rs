@@ -7,11 +7,12 @@ use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostIn
 use lockkeeper_sessions::SessionConnection as _;
 use mysql::Row;
 
-use crate::connection::{number, text};
-use crate::examine;
 use crate::names::EncodedName;
-use crate::statements::{Run, SessionId};
-use crate::store::Store;
+use crate::provider::Store;
+use crate::statements::run::{Run, SessionId};
+use crate::statements::{number, text};
+
+mod examine;
 
 /// The pause between two checks whether a session has ended.
 const CHECK_EVERY: Duration = Duration::from_millis(5);

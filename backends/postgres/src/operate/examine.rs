@@ -6,7 +6,7 @@ use lockkeeper_core::Finding;
 use lockkeeper_remote::{Failure, RemoteOptions, connections_finding, restart_finding, senseless};
 
 use crate::connection::Connection;
-use crate::opening::{self, NOT_KEPT, TOPOLOGY};
+use crate::connection::opening::{self, NOT_KEPT, TOPOLOGY};
 
 const TIME: &str = "SELECT (1000000 * date_part('epoch', clock_timestamp()))::int8";
 /// Returns the number of sessions, the limit of all of them, and those of this user and of this database (-1 for

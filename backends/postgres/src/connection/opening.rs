@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use lockkeeper_core::Error;
 use lockkeeper_remote::{Failure, nothing_granted};
+use lockkeeper_sessions::SessionConnection as _;
 
-use crate::connection::{Connection, MARKS, SessionId};
+use crate::connection::Connection;
 use crate::failure::incompatible;
-use crate::statements::IDENTITY;
+use crate::statements::{IDENTITY, MARKS, SessionId};
 
 /// The topic of findings about the server's place among others.
 pub(crate) const TOPOLOGY: &str = "topology";
@@ -18,7 +19,7 @@ pub(crate) const TOPOLOGY: &str = "topology";
 pub(crate) const NOT_KEPT: &str = "the server does not keep a session's own idle_session_timeout";
 const IDLE: &str = "SELECT setting::int8 FROM pg_settings WHERE name = 'idle_session_timeout'";
 
-/// Returns a row if the lock that the session has of its own ([`SessionId::mark`](crate::connection::SessionId)) is there.
+/// Returns a row if the lock that the session has of its own ([`SessionId::mark`]) is there.
 const OWN_MARK: &str = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted AND classid = $1::int8 AND objid = $2::int8 AND pid = $3::int4 AND pid = pg_backend_pid()";
 
 /// Inspects the server.
@@ -31,7 +32,7 @@ pub(crate) fn inspect(connection: &mut Connection) -> Result<(), Error> {
             "this server is a replica, and its locks and its primary's never meet; connect to the primary",
         ));
     }
-    let SessionId { pid, mark } = connection.session();
+    let SessionId { pid, mark } = connection.session;
     let mark = connection.execute(OWN_MARK, &[&MARKS, &mark.cast_unsigned(), &pid]);
     if mark.map_err(nothing_granted)?.is_empty() {
         return Err(incompatible(

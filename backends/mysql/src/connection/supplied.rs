@@ -1,19 +1,14 @@
 //! Connections that the application makes or lends: what is checked of them, and how they go back.
 
-use std::ops::DerefMut;
-use std::sync::OnceLock;
 use std::time::Duration;
 
-use lockkeeper_core::Error;
 use lockkeeper_remote::{Failure, senseless};
-use mysql::{Conn, Row};
+use mysql::Row;
 
-use crate::connection::{Connection, number, text};
-use crate::dialect::Dialect;
+use crate::connection::Connection;
 use crate::failure::incompatible;
-
-/// A connection of whatever kind: a [`Conn`] in a box, or one that a pool lends.
-pub(crate) type AnyConn = Box<dyn DerefMut<Target = Conn> + Send>;
+use crate::statements::dialect::Dialect;
+use crate::statements::{number, text};
 
 /// What a session was before it was used for locks.
 #[derive(Debug)]
@@ -21,9 +16,6 @@ pub(crate) struct Before {
     /// The statement that sets the session's limits again.
     restore: String,
 }
-
-/// The server to which the first connection of a provider led.
-pub(crate) type FirstServer = OnceLock<String>;
 
 impl Dialect {
     /// Asks for what [`Before::read`] reads.
@@ -43,7 +35,7 @@ impl Before {
     ///
     /// # Errors
     /// [`Failure::Refused`] for a session on which locks would break.
-    pub(crate) fn check(connection: &mut Connection, first: &FirstServer) -> Result<Self, Failure> {
+    pub(crate) fn check(connection: &mut Connection) -> Result<Self, Failure> {
         let dialect = connection.dialect;
         let row = connection.query(&dialect.ask_before())?;
         let before = Self::read(&row, dialect).ok_or_else(|| Failure::Refused(senseless()))?;
@@ -54,7 +46,8 @@ impl Before {
             )));
         }
         let server = text(&row, 4).ok_or_else(|| Failure::Refused(senseless()))?;
-        check_server(&server, first.get_or_init(|| server.clone())).map_err(Failure::Refused)?;
+        let checked = connection.link.shared.check_server(&server);
+        checked.map_err(Failure::Refused)?;
         connection.run(BETWEEN_TRANSACTIONS)?;
         Ok(before)
     }
@@ -77,16 +70,7 @@ impl Before {
         connection: &mut Connection,
         limit: Duration,
     ) -> Result<(), Failure> {
-        connection.limit = limit;
+        connection.link.limit = limit;
         connection.run(&self.restore)
-    }
-}
-
-fn check_server(server: &str, first: &str) -> Result<(), Error> {
-    match server == first {
-        true => Ok(()),
-        false => Err(incompatible(&format!(
-            "the application's function gave connections to two servers ({first}; {server}), and locks on one do not exclude locks on the other; have the function connect to one server, and open the keeper again when the server moves"
-        ))),
     }
 }

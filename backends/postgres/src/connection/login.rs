@@ -14,8 +14,8 @@ use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, Scr
 use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 
+use crate::connection::wire::Wire;
 use crate::failure::{ServerError, incompatible};
-use crate::wire::Wire;
 
 /// The first version with `idle_session_timeout`, and with `client_connection_check_interval`.
 const OLDEST_VERSION: u32 = 14;

@@ -8,10 +8,11 @@ use lockkeeper_remote::{Failure, nothing_granted, senseless};
 use lockkeeper_sessions::{Requests, SessionConnection};
 use mysql::Row;
 
-use crate::connection::{Connection, number, text};
-use crate::dialect::Dialect;
+use crate::connection::Connection;
 use crate::failure::{incompatible, multiplexed};
 use crate::names::EncodedName;
+use crate::statements::dialect::Dialect;
+use crate::statements::{number, text};
 
 /// Lists the variables that matter; a server that lacks one leaves it out.
 const VARIABLES: &str = "SHOW SESSION VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'wsrep_on', 'read_only', 'super_read_only', 'group_replication_group_name')";
@@ -22,7 +23,7 @@ pub(crate) const TOPOLOGY: &str = "topology";
 /// Inspects the server, each statement within `limit`, and does once all that a lock needs. Returns the
 /// conditions that may break locks.
 pub(crate) fn inspect(connection: &mut Connection, limit: Duration) -> Result<Vec<Finding>, Error> {
-    connection.limit = limit;
+    connection.link.limit = limit;
     let warnings = warnings(connection).map_err(nothing_granted)?;
     rehearse(connection).map_err(nothing_granted)?;
     Ok(warnings)
@@ -92,7 +93,7 @@ fn numbers(version: &str) -> [u32; 3] {
 fn rehearse(connection: &mut Connection) -> Result<(), Failure> {
     let row = connection.query("SELECT CONNECTION_ID() + 0")?;
     connection.check_id(number(&row, 0))?;
-    connection.set_idle_seconds(IDLE)?;
+    connection.set_idle(IDLE)?;
     let probe = format!("probe:{}:{:x}", std::process::id(), fastrand::u64(..));
     let name = EncodedName::new("lockkeeper", &probe);
     let name = || vec![name.clone()];
@@ -108,8 +109,8 @@ fn rehearse(connection: &mut Connection) -> Result<(), Failure> {
     Err(Failure::Refused(multiplexed()))
 }
 
-/// The default ttl in seconds, so that it is not set again for the first lock.
-const IDLE: u64 = 30;
+/// The default ttl, so that it is not set again for the first lock.
+const IDLE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
