@@ -12,7 +12,9 @@ use lockkeeper_core::{
 use lockkeeper_testkit::{StoreKind, TestServer, cases, until};
 
 use crate::checks::WAIT_LIMIT;
-use crate::store::{Case, holders, keeper, leftovers, open, provider, start, until_waiting};
+use crate::store::{
+    Case, canceller, holders, keeper, leftovers, open, provider, start, until_waiting,
+};
 
 pub(crate) const CASES: &[Case] = cases![
     long_batch_is_one_statement,
@@ -295,10 +297,11 @@ fn refused_statement_leaves_nothing(kind: StoreKind) {
         let provider = provider(kind, &*server, 2);
         let [mut kept] = taken(&*provider, ["kept"]);
         let session = holders(&*server, &["kept"]).pop_first().unwrap();
+        let mut cancel = canceller(&*server, session);
         let answers = thread::scope(|scope| {
             let tries = scope.spawn(|| tried(&*provider, &names, TTL));
             while !tries.is_finished() {
-                server.cancel_statement(session).unwrap();
+                cancel();
             }
             tries.join().unwrap()
         });

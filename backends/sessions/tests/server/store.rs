@@ -1,5 +1,6 @@
 //! Servers of all kinds, and keepers and providers on them. Lock names are in the namespace `default`.
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -118,6 +119,20 @@ pub(crate) fn connections(server: &dyn TestServer) -> usize {
 /// Returns the sessions that hold any of the names.
 pub(crate) fn holders(server: &dyn TestServer, names: &[&str]) -> BTreeSet<u64> {
     server.holding_sessions("default", names).unwrap()
+}
+
+/// Returns what cancels the statements of a session, often and quickly.
+pub(crate) fn canceller(server: &dyn TestServer, session: u64) -> Box<dyn FnMut() + '_> {
+    let server: &dyn Any = server;
+    if let Some(server) = server.downcast_ref::<MySqlServer>() {
+        let mut client = server.client().unwrap();
+        let cancel = format!("KILL QUERY {session}");
+        return Box::new(move || client.execute(&cancel).unwrap());
+    }
+    let server = server.downcast_ref::<PostgresServer>().unwrap();
+    let series = "generate_series(1, 2000)";
+    let cancel = format!("SELECT count(pg_cancel_backend({session})) FROM {series}");
+    Box::new(move || server.execute(&cancel).unwrap())
 }
 
 /// Returns how many locks are held, and how many callers wait for one.
