@@ -19,26 +19,26 @@ use crate::wire::failure::{accepted_by_primary, parse, unread};
 
 use self::link::Link;
 
-/// A connection; dropping it closes it. A connection that failed is not used again: a reply may still
-/// arrive on it.
+/// A connection. Dropping it closes it. Do not use it again after a failure: a reply may still arrive
+/// on it.
 pub(crate) struct Connection {
     link: Link,
     open: OpenConnection,
     tls: bool,
-    /// Whether nothing has succeeded on it yet.
+    /// Whether no request has succeeded on it yet.
     pub(crate) is_new: bool,
-    /// Whether the server has replied: then TLS works, and the server can be reached.
+    /// Whether the server has replied. Then TLS works, and the server can be reached.
     has_replied: bool,
-    /// Whether a message that was waited for may have come in part.
+    /// Whether a part of a message may have arrived.
     is_in_message: bool,
-    /// Whether the server was started lately, if the options ask for that.
+    /// The end of the grace after the server's start, if the options ask for that.
     pub(crate) grace: Option<RestartGrace>,
     /// Whether the primary has moved since, if sentinels name it.
     pub(crate) move_seen: Option<MoveSeen>,
     server: Server,
 }
 
-/// How often the primary was found at another address, and how often it was when a connection was opened.
+/// How often the primary has changed: now, and when a connection was opened.
 pub(crate) struct MoveSeen {
     pub(crate) moves: Arc<AtomicU64>,
     pub(crate) seen: u64,
@@ -55,7 +55,7 @@ impl lockkeeper_remote::Connection for Connection {
 }
 
 impl Connection {
-    /// A connection on which nothing was asked yet.
+    /// Makes a connection without requests so far.
     pub(crate) fn new(link: Link, server: Server, tls: bool, open: OpenConnection) -> Self {
         Self {
             link,
@@ -81,13 +81,14 @@ impl Connection {
         &self.server
     }
 
-    /// Returns the socket, if it can be had: not that of a connection of the application's.
+    /// Returns the socket. `None` for a connection of the application, since the redis crate does not show
+    /// its socket.
     pub(crate) fn socket(&self) -> Option<&TcpStream> {
         self.link.socket().map(Arc::as_ref)
     }
 
-    /// Returns what closes the connection from another thread, also while a reply is waited for; not that of a connection of
-    /// the application's.
+    /// Returns a function that closes the connection from another thread, also during a wait for a reply. `None`
+    /// for a connection of the application.
     pub(crate) fn closer(&self) -> Option<impl Fn() + Send + Sync + 'static> {
         let socket = Arc::clone(self.link.socket()?);
         Some(move || drop(socket.shutdown(Shutdown::Both)))
@@ -133,17 +134,17 @@ impl Connection {
             }
             answer => parse::<Vec<u8>>(accepted_by_primary(answer)?)?,
         };
-        // Paths in it may be of any encoding.
+        // The paths in the text may have any encoding.
         let info = InfoDict::new(&String::from_utf8_lossy(&info));
         let seconds = info.get("uptime_in_seconds");
         let seconds: u64 = seconds.ok_or_else(|| Failure::Refused(senseless()))?;
-        // The server subtracts whole seconds of its clock, so it says up to one too much.
+        // The server subtracts whole seconds of its clock, so its uptime may be up to a second too long.
         let uptime = Duration::from_secs(seconds.saturating_sub(1));
         let run = info.get("run_id");
         Ok((uptime, run.ok_or_else(|| Failure::Refused(senseless()))?))
     }
 
-    /// Refuses to ask for a grant while the server grants nothing since it was started lately.
+    /// Returns an error if the server was started so recently that it grants nothing.
     pub(crate) fn check_grace(&self, now: HostInstant) -> Result<(), Error> {
         self.grace
             .map_or(Ok(()), |grace| grace.check(&self.server, now))

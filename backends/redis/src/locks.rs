@@ -1,16 +1,17 @@
-//! Locks: attempts, renewals and releases, together on each node; and the wait behind a busy attempt.
+//! Locks: attempts, renewals and releases, which are sent together to each node, and waits after a busy
+//! attempt.
 //!
-//! After a lost reply, a release that finds nothing is unknown: the server may have carried out the first one, or
-//! have forgotten the lock. With `replicas`, a renewal that is not acknowledged is unknown, since a fail-over would
-//! end the lease early.
+//! If a release got no reply and the repeated release finds nothing, the outcome is unknown. The server may have
+//! carried out the first release, or may have forgotten the lock. With `replicas`, a renewal without
+//! acknowledgements is unknown, since a fail-over would end the lease early.
 //!
-//! While a slot of a cluster is moved, a script fails in its middle when it asks for a key that is gone from its node. One
-//! that had deleted the string to make a sorted set of it freed a held lock. So an attempt first asks for a key that
-//! never exists, and fails there. Renewals and releases need one key, and follow `ASK`. Attempts need two keys,
-//! which move one after the other, so they wait for the end of the move.
+//! While a slot of a cluster is moved, a script fails when it reads a key that has left its node. A script that
+//! failed between deleting the string and making a sorted set freed a held lock. So an attempt first reads a key
+//! that never exists, and fails there. Renewals and releases need one key, and follow `ASK`. Attempts need two
+//! keys, which move one after the other, so they wait for the end of the move.
 //!
-//! There is no sharded publish and subscribe: it needs a subscription for each bucket, which moves with its slot,
-//! and Redis 6.2 does not have it.
+//! Sharded publish and subscribe is not used. It needs a subscription for each bucket, which moves with its slot.
+//! Redis 6.2 does not have it.
 
 mod batch;
 mod call;

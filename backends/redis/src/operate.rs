@@ -1,4 +1,4 @@
-//! What operators can ask and do, and what opening tries: on every node that keeps locks.
+//! The interface for operators, and the tries at opening, on every node that keeps locks.
 
 mod cluster;
 mod examine;
@@ -38,7 +38,7 @@ impl Admin for Locks {
         let key = self.keys.lock(name.as_str(), held.mode.is_permit());
         let is_released = self.release(&key, &held.mark, deadline)?;
         if is_released {
-            // A cluster carries the message to the listeners at all nodes.
+            // A cluster forwards the message to the listeners at all nodes.
             let node = self.topology.owner(&key, deadline)?;
             let mut publish = cmd("PUBLISH");
             publish.arg(&node.listener.ended_channel).arg(&key);
@@ -80,14 +80,14 @@ impl Admin for Locks {
     }
 }
 
-/// Runs a command that no lock needs.
+/// Runs a command that locks do not need.
 fn run<T: FromRedisValue>(node: &Node, command: &Cmd, deadline: HostInstant) -> Result<T, Error> {
     ask(node, deadline, |connection, limit| {
         connection.run(command, limit).and_then(parse)
     })
 }
 
-/// Makes a request that no lock needs, so that the user may lack the permission for it.
+/// Makes a request that locks do not need, for which the user may lack the permission.
 fn ask<T>(
     node: &Node,
     deadline: HostInstant,

@@ -28,17 +28,17 @@ pub(crate) const REPLICAS: Key<u32> = Key::new(
     "how many replicas must acknowledge a grant and each renewal",
 );
 
-/// Where a server is, or the sentinels that name it, or nodes of a cluster; and how to talk to it. `Debug` shows no password.
+/// The options of a server, of sentinels that name it, or of a cluster. `Debug` shows no password.
 #[derive(Clone)]
 pub struct RedisOptions {
     pub(crate) remote: RemoteOptions,
     pub(crate) database: u32,
     pub(crate) replicas: u32,
-    /// Where the sentinels are that name the primary; none for a server at a known address.
+    /// The addresses of the sentinels that name the primary. Empty for a server at a known address.
     pub(crate) sentinels: Vec<Endpoint>,
-    /// The name of the primary among those that the sentinels watch.
+    /// The name by which the sentinels watch the primary.
     pub(crate) primary: String,
-    /// Some of the nodes of a cluster; none for a server.
+    /// Some of the nodes of a cluster. Empty for a server.
     pub(crate) nodes: Vec<Endpoint>,
     pub(crate) sentinel_user: Option<String>,
     pub(crate) sentinel_password: Option<String>,
@@ -65,22 +65,23 @@ impl RedisOptions {
         }
     }
 
-    /// A server at a host and port.
+    /// Makes the options of a server at a host and port.
     pub fn tcp(host: impl Into<String>, port: u16) -> Self {
         Self::new(RemoteOptions::new(Endpoint::tcp(host, port)))
     }
 
-    /// A server at a Unix socket.
+    /// Makes the options of a server at a Unix socket.
     pub fn unix(path: impl Into<PathBuf>) -> Self {
         Self::new(RemoteOptions::new(Endpoint::Unix(path.into())))
     }
 
-    /// The primary that sentinels watch by the name `primary`, and one of these sentinels. The user, the password and
-    /// the database of these options are those of the servers. TLS is for servers and sentinels.
+    /// Makes the options of a primary that sentinels watch by the name `primary`, with one of these sentinels. The
+    /// user, the password and the database of these options are those of the servers. TLS is for servers and
+    /// sentinels.
     ///
-    /// New connections ask a sentinel for the primary. From 50 ms after the first grant a thread listens to a
-    /// sentinel and also asks it every 5 s. When another server has become the primary, all leases are verified
-    /// there.
+    /// New connections ask a sentinel for the primary. From 50 ms after the first grant, a thread listens to a
+    /// sentinel, and also asks it every 5 s. When another server has become the primary, all leases are
+    /// verified there.
     pub fn sentinel(host: impl Into<String>, port: u16, primary: impl Into<String>) -> Self {
         let sentinel = Endpoint::tcp(host, port);
         Self {
@@ -97,8 +98,8 @@ impl RedisOptions {
         self
     }
 
-    /// A cluster, and one of its nodes. The user, the password and TLS are those of all nodes, and each primary has a pool
-    /// of connections.
+    /// Makes the options of a cluster, with one of its nodes. All nodes have the same user, password and TLS. Each
+    /// primary has a pool of connections.
     pub fn cluster(host: impl Into<String>, port: u16) -> Self {
         let node = Endpoint::tcp(host, port);
         Self {
@@ -107,7 +108,7 @@ impl RedisOptions {
         }
     }
 
-    /// Adds another [node](Self::cluster) of the cluster. Those that are not listed are found through the others.
+    /// Adds another [node](Self::cluster) of the cluster. Nodes that are not listed are found through the others.
     #[must_use]
     pub fn and_node(mut self, host: impl Into<String>, port: u16) -> Self {
         self.nodes.push(Endpoint::tcp(host, port));
@@ -150,33 +151,34 @@ impl RedisOptions {
     /// The number of replicas that must acknowledge a grant, and each renewal, from 0 to 1000.
     /// Default: 0. Costs a round trip.
     ///
-    /// A grant that they do not acknowledge within the response timeout is given back, and the
-    /// answer is [`ErrorKind::Unavailable`]. Where the server becomes a replica meanwhile, the grant
-    /// is asked for again while there is time, else the answer is [`ErrorKind::Unknown`]. A renewal
-    /// that they do not acknowledge counts as unknown: it moves no deadline, so a guard is lost by
-    /// its ttl when the replicas stay away. Releases do not wait.
+    /// A grant without acknowledgement within the response timeout is released, and the answer is
+    /// [`ErrorKind::Unavailable`]. If the server becomes a replica meanwhile, the attempt is
+    /// repeated while there is time; otherwise the answer is [`ErrorKind::Unknown`]. A renewal
+    /// without acknowledgement counts as unknown and moves no deadline. So if the replicas stay
+    /// away, a guard is lost by its ttl. Releases do not wait.
     #[must_use]
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.replicas = replicas;
         self
     }
 
-    /// Lets the application make the connections: by a tunnel, with passwords that change, or with TLS of its choice.
-    /// The address of these options names the server for people only.
+    /// Lets the application make the connections: through a tunnel, with passwords that change, or with TLS of its
+    /// choice. The address of these options is only shown to people.
     ///
-    /// `connect` gets the time that it may take: a connection that comes later is closed. A provider keeps up to
-    /// [`pool_size`](Self::pool_size) connections open, and one more that listens, which speaks RESP3.
+    /// The argument of `connect` is the time that it may take. A connection that comes later is closed. A
+    /// provider keeps up to [`pool_size`](Self::pool_size) connections open, and one more that listens, which
+    /// speaks RESP3.
     ///
-    /// A connection is checked before it is used. [`ErrorKind::Incompatible`] is the answer to one in another
-    /// [`database`](Self::database) than that of these options, or of another server than the first one. The user needs the
-    /// permission `+info`. While `connect` fails, the store is unavailable.
+    /// A connection is checked before it is used. A connection in another [`database`](Self::database) than that of
+    /// these options, or to another server than the first one, is the error [`ErrorKind::Incompatible`]. The user
+    /// needs the permission `+info`. While `connect` fails, the store is unavailable.
     ///
-    /// The redis crate shows no socket, so a connection that was idle is sent a PING before a request. That costs a round
-    /// trip, which connections by an address do not.
+    /// The redis crate does not show its socket, so a connection that was idle gets a PING before a request. That
+    /// costs a round trip, which connections by an address do not need.
     ///
-    /// The crate has a time-out for each read, and none for a reply. A server that sends a reply in parts, or without an end,
-    /// can hold up such a connection, and the program's memory with it. Connections by an address have one deadline for
-    /// the whole reply, which may have at most 16 MiB.
+    /// The crate has a time-out for each read, but none for a whole reply. A server that sends a reply in parts, or
+    /// without an end, can block such a connection and fill the program's memory. Connections by an address have
+    /// one deadline for the whole reply, which may have at most 16 MiB.
     ///
     /// ```no_run
     /// use lockkeeper_redis::{RedisOptions, RedisProvider};
@@ -202,14 +204,15 @@ impl RedisOptions {
     }
 
     /// Lets the application lend the connections of a pool, such as an `r2d2::Pool<redis::Client>`. The address of
-    /// these options names the server for people only.
+    /// these options is only shown to people.
     ///
-    /// `lend` gets the time that it may take. A provider borrows up to [`pool_size`](Self::pool_size) connections, and one
-    /// more that listens; the pool needs so many beside those that the application uses at the same time.
+    /// The argument of `lend` is the time that it may take. A provider borrows up to [`pool_size`](Self::pool_size)
+    /// connections, and one more that listens. The pool needs these in addition to the application's own.
     ///
-    /// A connection stays with the provider during a request. An idle one goes back at once, except for one, which goes
-    /// back with the end of the provider. What goes back has no limits of time, as the redis crate makes connections; a
-    /// pool that sets limits has to do so when it lends. A connection on which a reply is missing is closed instead.
+    /// A connection stays with the provider during a request. The provider keeps one idle connection until its end,
+    /// and returns the others at once. A returned connection has no time-outs, like a new connection of the redis
+    /// crate. A pool that sets time-outs has to set them when it lends. A connection with a missing reply is closed
+    /// instead.
     ///
     /// A connection is checked each time it is lent, as by [`connect_with`](Self::connect_with).
     ///

@@ -17,42 +17,42 @@ use crate::options::{BACKEND, RedisOptions};
 use crate::topology::Topology;
 use crate::wire::lease::RedisLease;
 
-/// How many operations travel together.
+/// The largest number of operations that are sent together.
 const BATCH: usize = 500;
-/// The largest limit of a semaphore. To find the smallest free slot, the script reads all permits that are
-/// held, almost a microsecond each, and the server does nothing else meanwhile.
+/// The largest limit of a semaphore. To find the smallest free slot, the script reads all held permits.
+/// That takes almost a microsecond for each permit, and blocks the server.
 const MAX_PERMITS: u32 = 1_000;
 
 /// Locks on one Redis or Valkey server, or in a cluster of several, for all programs that connect to it. Clones share
 /// their connections.
 ///
 /// Connections are opened when they are needed, at most [`RedisOptions::pool_size`] of them, and kept. A thread
-/// listens on a connection of its own. From the first acquisition that waits, it listens for releases by other
-/// processes, and from 50 ms after the first grant for what ends leases. When the server goes, is flushed, or a lock
-/// is taken away by [`Admin::force_release`], the keepers verify their leases at once. The notice of a flush needs
-/// the permission `+client|tracking`; without it the next renewal notices. Another thread listens to a sentinel, if
-/// there are any: see [`RedisOptions::sentinel`].
+/// listens on another connection. From the first acquisition that waits, it listens for releases by other
+/// processes. From 50 ms after the first grant, it listens for events that end leases. These are the end of the
+/// server, a flush, and [`Admin::force_release`]; after them, the keepers verify their leases at once. Noticing a
+/// flush at once needs the permission `+client|tracking`; otherwise the next renewal notices it. If there are
+/// sentinels, another thread listens to one of them: see [`RedisOptions::sentinel`].
 ///
 /// # Clusters
-/// In a [cluster](RedisOptions::cluster) a name belongs to a slot, and the primary that owns the slot keeps its locks as a
-/// single server does. Each primary that is used has a pool and a connection that listens. The map of the slots is asked of
-/// any node that is known, and again when a node fails. Nodes that refuse a request as not theirs correct it.
+/// In a [cluster](RedisOptions::cluster) a name belongs to a slot, and the primary that owns the slot keeps its
+/// locks as a single server does. Each primary in use has a pool and a connection that listens. Any known node is
+/// asked for the map of the slots, and again when a node fails. A node that refuses a request of another node's
+/// slot corrects the map.
 ///
-/// A fail-over is an outage of the slots of that primary: acquisitions with a wait ride it out, and leases are verified at
-/// the new primary. While a slot is moved, acquisitions of its names wait, also of those that are not held; leases in it are
-/// renewed and released meanwhile. Those who wait lose their order then, and go on waiting within a second. Some 1,000 keys
-/// for each namespace stay, which keep the last epochs. `restart_grace` is about nodes that were started, and not about
-/// replicas that took over.
+/// A fail-over is an outage of the slots of that primary. Acquisitions with a wait last through it, and leases are
+/// verified at the new primary. While a slot is moved, acquisitions of its names wait, also of free names. Its
+/// leases are renewed and released meanwhile. Waiters lose their order then, and continue to wait within a second.
+/// Some 1,000 keys of each namespace stay, which keep the last epochs. `restart_grace` applies to nodes that were
+/// started, and not to replicas that took over.
 ///
 /// # Limits
-/// - One server is the truth about a name: that of the options, the primary that sentinels name, or the primary of the
-///   name's slot. Replicas follow it a moment later. When one takes over that had not heard of a grant, a name
-///   can be granted twice; [`RedisOptions::replicas`] makes that rarer and not impossible. The
-///   fencing token still tells the later grant, unless the new server's clock is behind the old
-///   one's by more than the time in between.
+/// - A single server decides about a name: that of the options, the primary that sentinels name, or the primary of
+///   the name's slot. Replicas follow it with a delay. If a replica takes over that has not received a grant, the
+///   name can be granted twice. [`RedisOptions::replicas`] makes that rarer, but not impossible. The larger fencing
+///   token still shows the later grant. It does not if the new server's clock is behind the old one's by more than
+///   the time between the grants.
 /// - A semaphore has at most 1,000 permits.
-/// - Only the user's own key limits apply: a server that evicts keys (`maxmemory-policy` other than
-///   `noeviction`) may evict locks.
+/// - A server that evicts keys (`maxmemory-policy` other than `noeviction`) may evict locks.
 /// - Connecting by a Unix socket takes no timeout: while the server is stopped and its backlog is
 ///   full, it blocks. Finding a host's addresses takes as long as the system's resolver does.
 /// - Do not use it on both sides of a fork; open it after forking.
@@ -62,20 +62,21 @@ pub struct RedisProvider {
 }
 
 impl RedisProvider {
-    /// Connects, logs in and tries whether the user may do what a lock needs, within the connect
-    /// timeout; in a cluster, on those primaries that reply. Locks of two namespaces never meet.
+    /// Connects, logs in, and tries every command that a lock needs, within the connect timeout. In
+    /// a cluster, it does so on all primaries that reply. Namespaces are separate.
     ///
     /// # Errors
     /// - [`ErrorKind::Unavailable`] if the server is out of reach, or no primary of the cluster replies.
     /// - [`ErrorKind::PermissionDenied`] for a wrong password, a missing permission, a certificate that is not
     ///   trusted, or a read-only replica.
-    /// - [`ErrorKind::Incompatible`] for what is no Redis server, speaks no TLS, or is not in cluster mode.
+    /// - [`ErrorKind::Incompatible`] if the server is no Redis server, does not speak TLS, or is not in
+    ///   cluster mode.
     /// - [`ErrorKind::InvalidValue`] for options out of bounds.
     pub fn open(options: &RedisOptions, namespace: &str) -> Result<Self, Error> {
         Self::with_clock(options, namespace, Arc::new(SystemClock))
     }
 
-    /// Opens a provider that counts time on the clock of its keepers: see [`open`](Self::open).
+    /// Opens a provider with the clock of its keepers: see [`open`](Self::open).
     ///
     /// # Errors
     /// As [`open`](Self::open).

@@ -1,7 +1,7 @@
 //! The servers that keep the locks of a store: one server, or the primaries of a cluster, each with the slots that it owns.
 //!
-//! A single server, also one that sentinels name, is a cluster of one node that owns every key. This is neither the cluster
-//! client nor the sentinel client of the redis crate, which connect without a deadline.
+//! A single server, also one that sentinels name, is a cluster of one node that owns every key. The cluster client
+//! and the sentinel client of the redis crate are not used, since they connect without a deadline.
 
 pub(crate) mod connector;
 pub(crate) mod listener;
@@ -24,8 +24,8 @@ use crate::wire::keys::slot;
 
 pub(crate) use self::subscription::ask_for_flush_notice;
 
-/// How many nodes of a cluster have batches and threads of their own; further ones share them. The map lists the replicas
-/// of a primary behind it, so primaries have distances, and a prime spreads those.
+/// The number of nodes of a cluster that have their own batches and threads; further nodes share them. The map
+/// lists a primary's replicas after it, so primaries are at regular distances. A prime number spreads these.
 const PARTS: usize = 13;
 
 pub(crate) enum Topology {
@@ -33,12 +33,12 @@ pub(crate) enum Topology {
     Cluster(Box<Cluster>),
 }
 
-/// The primaries of a cluster, each with connections of its own.
+/// The primaries of a cluster, each with its connections.
 pub(crate) struct Cluster {
     options: RedisOptions,
     shared: Arc<Shared>,
     pub(crate) map: Arc<SlotMap>,
-    /// Those that were needed so far.
+    /// The nodes that were needed so far.
     nodes: Mutex<Vec<Arc<Node>>>,
 }
 
@@ -63,7 +63,7 @@ impl Topology {
         }
     }
 
-    /// Returns the node at an endpoint, to which another node has sent a request.
+    /// Returns the node at an endpoint, to which another node redirected a request.
     pub(crate) fn node_at(&self, endpoint: &Endpoint) -> Result<Arc<Node>, Error> {
         match self {
             Self::OneServer(node) => Ok(Arc::clone(node)),
@@ -71,7 +71,7 @@ impl Topology {
         }
     }
 
-    /// Returns all nodes that keep locks, by a new answer of the cluster.
+    /// Asks the cluster again, and returns all nodes that keep locks.
     pub(crate) fn nodes(&self, until: HostInstant) -> Result<Vec<Arc<Node>>, Error> {
         match self {
             Self::OneServer(node) => Ok(vec![Arc::clone(node)]),
@@ -83,7 +83,7 @@ impl Topology {
         }
     }
 
-    /// Returns how many parts of the store fail by themselves.
+    /// Returns the number of parts of the store.
     pub(crate) fn parts(&self) -> usize {
         match self {
             Self::OneServer(_) => 1,
@@ -101,7 +101,7 @@ impl Topology {
 }
 
 impl Cluster {
-    /// Returns a node, and drops those that have no slot any more.
+    /// Returns a node, and drops nodes that no longer have a slot.
     fn node(&self, endpoint: &Endpoint) -> Result<Arc<Node>, Error> {
         let mut nodes = self.nodes.lock();
         if let Some(node) = nodes.iter().find(|node| node.endpoint == *endpoint) {
@@ -113,7 +113,7 @@ impl Cluster {
         let (mut used, unused): (Vec<_>, Vec<_>) = nodes.drain(..).partition(is_used);
         used.push(Arc::clone(&node));
         *nodes = used;
-        // A node closes its connections when it is dropped, which must not be waited for.
+        // The mutex is free here: the drop of a node closes its connections, which takes time.
         drop(nodes);
         drop(unused);
         Ok(node)

@@ -1,4 +1,4 @@
-//! The way to one server: its address, and what logs in there.
+//! How to reach one server: its address and its login.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::connection::link::Link;
 use crate::options::RedisOptions;
 use crate::wire::failure::{login_refused, refused};
 
-/// Returns what it means that a server refused a command.
+/// Returns the error for a command that a server refused.
 type Meaning = fn(&ServerError) -> Error;
 
 /// The protocol of servers that keep locks, as errors name it.
@@ -23,14 +23,14 @@ pub(crate) struct Access {
     pub(crate) endpoint: Endpoint,
     pub(crate) server: Server,
     dialer: Dialer,
-    /// The commands that log in and choose the database, and what it means if the server refuses one.
+    /// The commands that log in and choose the database, each with the error for a refusal.
     greeting: Vec<(Vec<u8>, Meaning)>,
     tls: bool,
     counts: Arc<Counts>,
 }
 
 impl Access {
-    /// The way to the server that keeps locks, at the address in the options.
+    /// Makes the access to the server that keeps locks, at the address in the options.
     pub(crate) fn to_server(options: &RedisOptions, counts: &Arc<Counts>) -> Result<Self, Error> {
         let mut access = Self::new(PROTOCOL, &options.remote, login_refused, counts)?;
         if options.database != 0 {
@@ -40,7 +40,7 @@ impl Access {
         Ok(access)
     }
 
-    /// The way to a server that speaks `protocol`, such as `Redis`.
+    /// Makes the access to a server that speaks `protocol`, such as `Redis`.
     pub(crate) fn new(
         protocol: &'static str,
         remote: &RemoteOptions,

@@ -1,4 +1,4 @@
-//! What a connection sends on and receives from: a socket of the provider's own, or a connection of the application's.
+//! The transport of a connection: the provider's own socket, or a connection of the application.
 
 use std::io::{Error, ErrorKind, Write};
 use std::net::TcpStream;
@@ -20,11 +20,11 @@ pub(crate) enum Link {
     Supplied(Supplied),
 }
 
-/// A connection of the application's. To the redis crate, a call that a signal interrupts has failed.
+/// A connection of the application. In the redis crate, a call that a signal interrupts fails.
 pub(crate) struct Supplied {
-    /// `None` after it was given back or closed.
+    /// `None` after it was returned or closed.
     connection: Option<AnyConnection>,
-    /// Whether dropping the connection gives it back.
+    /// Whether dropping the connection returns it to the application.
     is_lent: bool,
     response_timeout: Duration,
     timeout: SocketTimeout,
@@ -63,8 +63,8 @@ impl Link {
 
     /// Begins an exchange that ends after `limit`.
     ///
-    /// The redis crate has a time-out for each read and each write, and none for a reply. So a reply on a connection of the
-    /// application's takes longer if the server sends it in parts, and it is as long as the server makes it.
+    /// The redis crate has a time-out for each read and each write, but none for a whole reply. So on a connection
+    /// of the application, a reply in parts takes longer, and the size of a reply has no bound.
     pub(crate) fn begin(&mut self, limit: Duration) -> Result<(), RedisError> {
         match self {
             Self::Own { stream, .. } => {
@@ -75,7 +75,7 @@ impl Link {
         }
     }
 
-    /// Gives the message that is under way another `limit` from now on.
+    /// Sets the limit of the message that is under way to `limit` from now.
     pub(crate) fn extend(&mut self, limit: Duration) -> Result<(), RedisError> {
         match self {
             Self::Own { stream, .. } => {
@@ -131,7 +131,7 @@ impl Supplied {
     }
 
     fn begin(&mut self, limit: Duration) -> Result<(), RedisError> {
-        // A deadline that cannot be told is none.
+        // A time that `Instant` cannot represent is no deadline.
         self.until = Instant::now().checked_add(limit);
         self.limit_to(limit)
     }
@@ -154,7 +154,7 @@ impl Supplied {
         without_signals(|| connection.recv_response())
     }
 
-    /// Asks the server: there is no socket to look at. A request that is sent on a closed connection would have no answer.
+    /// Sends a PING, since the crate does not show the socket. A request on a closed connection would get no reply.
     fn is_alive(&mut self, limit: Duration) -> bool {
         let limit = limit.min(self.response_timeout);
         self.limit_to(limit).is_ok()
@@ -174,8 +174,8 @@ impl Drop for Supplied {
     }
 }
 
-/// Closes a connection that the application lends, on a thread of its own. The redis crate has no call for that, and
-/// a reply that is missing must not come to the application. So the server is told to close it.
+/// Closes a connection that the application lends, on another thread. A late reply must not reach the application,
+/// and the redis crate has no call that closes. So a command asks the server to close the connection.
 fn close(mut connection: AnyConnection) {
     let quit = move || {
         let until = Instant::now() + LAST_ATTEMPT;
@@ -183,7 +183,7 @@ fn close(mut connection: AnyConnection) {
             && connection
                 .send_packed_command(&cmd("QUIT").get_packed_command())
                 .is_ok();
-        // The end of the stream tells the application's pool that the connection is closed.
+        // By the end of the stream, the application's pool notices that the connection is closed.
         while is_told && connection.is_open() && Instant::now() < until {
             let _ = connection.recv_response();
         }

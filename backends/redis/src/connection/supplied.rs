@@ -1,4 +1,4 @@
-//! Connections that the application makes or lends, and what is checked of them.
+//! Connections that the application makes or lends, and their checks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,9 +19,9 @@ pub(crate) struct Source {
     database: u32,
     response_timeout: Duration,
     counts: Arc<Counts>,
-    /// The run of the server to which a connection led, and when.
+    /// The run of the server to which the last connection led, and the time of that.
     last_run: Mutex<Option<(String, HostInstant)>>,
-    /// The server's uptime is compared with it, so it has to run on while this host is suspended.
+    /// The clock that is compared with the server's uptime. It has to advance while this host is suspended.
     clock: Arc<dyn Clock>,
 }
 
@@ -58,7 +58,7 @@ impl Source {
             )));
         }
         let link = Link::supplied(taken, self.is_lent, self.response_timeout);
-        // An encrypted connection may send a part of a command, and so may this one.
+        // This connection may send a part of a command, as an encrypted one may.
         let tls = true;
         let open = self.counts.add_connection();
         let mut connection = Connection::new(link, server.clone(), tls, open);
@@ -68,7 +68,7 @@ impl Source {
         Ok(connection)
     }
 
-    /// Refuses a server that was up already when another one was seen.
+    /// Refuses a server that was running already when another server was seen.
     fn check_run(&self, run: String, uptime: Duration) -> Result<(), Error> {
         let now = self.clock.now();
         let mut last = self.last_run.lock();

@@ -1,4 +1,4 @@
-//! Operations of many callers: those of one node go together, in one round trip.
+//! Operations of many callers. Operations of the same node are sent together, in one round trip.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::topology::Topology;
 use crate::topology::node::Node;
 use crate::wire::lease::{RedisLease, owner};
 
-/// How many nodes a request may be sent to one after the other. Two nodes that each name the other one are asked
-/// no longer.
+/// The largest number of nodes to which a request is redirected. It ends the loop of two nodes that redirect to
+/// each other.
 pub(super) const MAX_NODES: usize = 5;
 
-/// Calls that go to a node together.
+/// Calls that are sent to a node together.
 struct Group<'b, 'a> {
     node: Arc<Node>,
     way: Way,

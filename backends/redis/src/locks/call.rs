@@ -205,7 +205,7 @@ impl<'a> Call<'a> {
             Verb::Renew { ttl } => return command(script, &[key], &[text, ttl]),
             Verb::Release | Verb::Leave => return command(script, &[key], &[text]),
         };
-        // The network may delay the request, and the caller may have gone.
+        // The network may delay the request until the caller has stopped waiting.
         let latest = node.server_clock.at((now + limit).min(self.deadline));
         let latest = latest.to_string();
         let mut args = vec![latest.as_str(), text, &attempt.ttl, &attempt.epoch_key];
@@ -221,8 +221,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Takes the reply of a primary. An attempt that came too late by what was known of the server's clock stays unanswered
-    /// once, since its caller still waits.
+    /// Applies the reply of a primary. If an attempt was late only by the estimate of the server's clock, it stays
+    /// unanswered once, since its caller still waits.
     pub(super) fn take(&mut self, reply: Value, node: &Node) {
         if let Some(refusal) = node.refusal(&reply, self.is_attempt()) {
             self.next = refusal.next;
@@ -264,7 +264,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns whether this is a grant or a successful renewal. Replicas have to know of it; releases do not wait for them.
+    /// Returns whether the answer is a grant or a successful renewal. These wait for replicas; releases do not.
     fn is_write(&self, answer: &Answer) -> bool {
         match answer {
             Answer::Granted(_) => true,
@@ -273,7 +273,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Ends a run on one connection. Without the replicas' word a write counts as unanswered.
+    /// Ends a run on one connection. Without the replicas' acknowledgement, a write counts as unanswered.
     pub(super) fn end_run(&mut self, is_acknowledged: bool) {
         if !self.is_unacknowledged() {
             return;
@@ -295,7 +295,7 @@ impl<'a> Call<'a> {
                 attempt.may_be_granted = true;
                 failure
             }
-            // Such a refusal says what is to be changed.
+            // Such a refusal tells the user what to change.
             (_, failure @ Failure::Refused(_))
                 if failure.error().kind() != ErrorKind::Unavailable =>
             {
@@ -309,8 +309,8 @@ impl<'a> Call<'a> {
         self.state = State::Done(Err(failure));
     }
 
-    /// Marks a renewal without a reply for the next run, if there is time, and returns whether it did. Renewing a lease
-    /// twice does no harm.
+    /// Marks a renewal without a reply for the next run, if there is time. Returns whether it did. A lease can be
+    /// renewed twice.
     pub(super) fn repeat_renewal(&mut self, now: HostInstant) -> bool {
         let is_unanswered = matches!(self.state, State::Done(Err(Failure::Unanswered(_))));
         let repeats = self.is_renewal() && is_unanswered && now < self.deadline;
@@ -320,7 +320,8 @@ impl<'a> Call<'a> {
         repeats
     }
 
-    /// Returns whether the call has failed so that it may be sent to another node: nothing came of it, or it is a renewal.
+    /// Returns whether the call failed in a way that allows sending it to another node: it had no effect, or it is
+    /// a renewal.
     pub(super) fn may_go_on(&self) -> bool {
         let State::Done(Err(failure)) = &self.state else {
             return false;
@@ -393,8 +394,8 @@ fn held(reply: Value) -> Result<i64, Failure> {
     accepted(reply).and_then(parse)
 }
 
-/// Returns the failure of an attempt that failed after another one of the same owner got no reply: that one may
-/// have been granted.
+/// Returns the failure of an attempt after an earlier attempt of the same owner got no reply. The earlier one
+/// may have been granted.
 pub(super) fn unknown(cause: Error) -> Failure {
     Failure::Unanswered(
         Error::new(

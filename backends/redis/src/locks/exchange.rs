@@ -1,4 +1,4 @@
-//! Calls that travel together: one pipeline on one connection to a node, and an answer for each.
+//! Calls that are sent together: one pipeline on one connection to a node, and an answer for each call.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::topology::node::Node;
 use crate::wire::failure::from_primary;
 use crate::wire::script::{Script, is_no_script};
 
-/// The server checks only this often whether the time of a WAIT is over.
+/// The interval at which the server checks whether the time of a WAIT is over.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How calls are sent to a node.
+/// The way in which calls are sent to a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Owner,
-    /// The node takes the slot over, and replies only where it is asked by `ASKING`.
+    /// The node is taking over the slot, and replies only after `ASKING`.
     Next,
 }
 
@@ -34,12 +34,13 @@ impl Way {
 }
 
 impl Node {
-    /// Runs those of `calls` that have no answer yet, and gives each its own. A failure of the transport
-    /// is the answer of all that got no reply.
+    /// Runs the `calls` without an answer, and sets the answer of each. A failure of the transport is
+    /// the answer of all calls without a reply.
     ///
-    /// Attempts alone never use the last connection of several, which renewals and releases need.
+    /// A batch with only attempts never uses the last of several connections, which renewals and releases
+    /// need.
     ///
-    /// A cancel closes the connection, and ends the calls with that.
+    /// A cancel closes the connection, and so ends the calls.
     pub(super) fn run(
         &self,
         calls: &mut [&mut Call<'_>],
@@ -91,8 +92,8 @@ impl Node {
         ran
     }
 
-    /// Sends the calls without an answer until each has a reply: again where the server does not have the
-    /// script, or where its clock was not known.
+    /// Sends the calls without an answer until each has a reply. It repeats a call if the server does not
+    /// have the script, or if the server's clock was not known.
     fn exchange(
         &self,
         connection: &mut Connection,
@@ -138,7 +139,8 @@ impl Node {
         }
     }
 
-    /// Waits for the replicas to acknowledge grants and renewals, and gives grants back if they do not.
+    /// Waits until the replicas acknowledge grants and renewals. Releases grants that they do not
+    /// acknowledge.
     fn await_replicas(
         &self,
         connection: &mut Connection,
@@ -153,7 +155,7 @@ impl Node {
             Ok(true) => return Ok(()),
             Ok(false) => None,
             Err(Failure::Refused(error)) => Some(error),
-            // A release on a replica is none: the new primary may know of the grant.
+            // A release on a replica does not count: the new primary may have the grant.
             Err(failure) => return Err(failure),
         };
         let refusal = |what| {
@@ -195,7 +197,7 @@ impl Node {
     ) -> Result<bool, Failure> {
         let wanted = self.options.replicas;
         let limit = limit.saturating_sub(self.clock.now().saturating_since(began));
-        // Zero would wait without an end. The reply has to travel, too.
+        // Zero would be an endless wait. A quarter of the time is left for the reply's way.
         let longest = (limit.saturating_sub(TICK) * 3 / 4).max(Duration::from_millis(1));
         let mut wait = cmd("WAIT");
         wait.arg(wanted).arg(longest.as_millis());

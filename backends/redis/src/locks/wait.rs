@@ -13,9 +13,9 @@ use crate::topology::listener::Waiter;
 use crate::topology::node::Node;
 use crate::wire::lease::RedisLease;
 
-/// The longest time until the next attempt of a waiter that is not woken.
+/// The longest time between two attempts of a waiter that is not notified.
 const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
-/// The longest time until the next attempt of the second waiter that is not woken: the first one may be stopped.
+/// The same time for the second waiter. It is shorter, since the first waiter may be stopped.
 const SECOND_ATTEMPT_EVERY: Duration = Duration::from_millis(100);
 
 type Acquired = Option<Grant<RedisLease>>;
@@ -86,7 +86,7 @@ impl Locks {
         let unparker = waiter.parker.unparker().clone();
         let cancel = request.cancel();
         let _wake = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));
-        // A waiter queues only when messages reach it.
+        // A waiter queues only if messages can reach it.
         let mut joins_queue = false;
         let mut was_busy = false;
         loop {
@@ -112,8 +112,8 @@ impl Locks {
                 Ok(Answer::Busy { ends, before }) => (ends, before),
                 Ok(Answer::Held(_)) => return Err(Failure::Unanswered(senseless())),
                 Err(failure) => {
-                    // A server that does not reply gets no request to remove the waiter, which expires
-                    // by itself.
+                    // If the server does not reply, no request to remove the waiter is sent. The
+                    // waiter expires by itself.
                     entry.is_queued &= matches!(failure, Failure::Refused(_));
                     return Err(failure);
                 }
@@ -136,8 +136,8 @@ impl Locks {
     }
 }
 
-/// Makes an attempt, and repeats it where the waiter may be in the queue, as long as the engine says. If it
-/// returned the failure, the waiter would lose its position.
+/// Makes an attempt. If it fails and the waiter may be in the queue, repeats it while the engine allows
+/// that. By returning the failure, the waiter would lose its position.
 fn repeat_attempt<'a>(
     node: &Node,
     call: &mut Call<'a>,
@@ -169,10 +169,10 @@ fn attempt(
     call.answer()
 }
 
-/// Removes a waiter from the queue of a name. If that fails, it is removed when its turn has come. The caller of an
-/// acquisition waits for this.
+/// Removes a waiter from the queue of a name. If that fails, the waiter is removed when it is the first. The caller
+/// of an acquisition waits for this.
 pub(super) fn leave(node: &Node, key: &str, waiter: &str) {
-    // Less than the tenth of a second within which a cancel returns.
+    // It is shorter than the tenth of a second within which a cancel returns.
     let until = node.clock.now() + LAST_ATTEMPT / 2;
     let mut call = Call::leave(key, waiter, until);
     node.run(&mut [&mut call], Way::Owner, until, None);

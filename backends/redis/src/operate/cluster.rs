@@ -1,4 +1,4 @@
-//! Finds what keeps a cluster from leading locks through the failure of a primary.
+//! Finds what prevents locks in a cluster from surviving the failure of a primary.
 
 use lockkeeper_core::Finding;
 use lockkeeper_remote::Endpoint;
@@ -43,7 +43,7 @@ pub(super) fn state(info: &InfoDict) -> Finding {
     )
 }
 
-/// Returns the findings of all nodes: once what all of them say, and with the node's address what not all of them do.
+/// Returns the findings of all nodes. A finding that all nodes share occurs once; others have the node's address.
 pub(super) fn merged(of_nodes: &[(Endpoint, Vec<Finding>)]) -> Vec<Finding> {
     let mut merged: Vec<Finding> = Vec::new();
     for (endpoint, findings) in of_nodes {

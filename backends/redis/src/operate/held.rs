@@ -22,7 +22,8 @@ const PAGE: u32 = 1_000;
 type Reply = (u64, Vec<(Vec<u8>, i64)>);
 
 impl Locks {
-    /// Returns who holds this name, or any name of a namespace, or of all; each with its namespace.
+    /// Returns the holders of this name, of all names of a namespace, or of all names; each with its
+    /// namespace.
     pub(super) fn held_in(
         &self,
         namespace: Option<&str>,
@@ -58,7 +59,7 @@ impl Locks {
         deadline: HostInstant,
     ) -> Result<Vec<NamedKey>, Error> {
         let pattern = self.keys.pattern(namespace);
-        // In order, and once: the server may name a key twice.
+        // A sorted set, since the server may return a key twice.
         let mut found = BTreeSet::new();
         let mut cursor = b"0".to_vec();
         loop {
@@ -90,7 +91,7 @@ impl Locks {
         asks_by_name: bool,
         deadline: HostInstant,
     ) -> Result<Vec<(String, HeldName)>, Error> {
-        // A node replies for the keys of a slot that it takes over only if it is asked so.
+        // For the keys of a slot that it is taking over, a node replies only after `ASKING`.
         let asking = node
             .map
             .is_some()

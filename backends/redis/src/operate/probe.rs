@@ -1,4 +1,4 @@
-//! What opening tries: whether the user may do what a lock needs.
+//! The tries at opening: whether the user may run every command that a lock needs.
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{Failure, senseless};

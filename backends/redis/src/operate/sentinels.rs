@@ -1,4 +1,4 @@
-//! Finds sentinels that would not lead through a fail-over.
+//! Finds sentinels with which programs would not survive a fail-over.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,10 @@
-//! The connection and the thread of a node that listen: for releases by other processes while callers
-//! wait, and for what may end leases while there are any.
+//! The connection and the thread of a node that listen. While callers wait, they listen for releases
+//! by other processes. While there are leases, they listen for events that may end them.
 //!
-//! Each node's listener subscribes to a channel of its own, and to one of its namespace. A message makes a
-//! waiter attempt again; without a message a waiter does so later. The end of the connection, a flush
-//! and an unlock make the keepers verify their leases; without notice of it the next renewal does.
+//! Each listener subscribes to its own channel, and to that of its namespace. After a message, a waiter
+//! makes another attempt; without a message it does so later. After the end of the connection, a flush or
+//! an unlock, the keepers verify their leases. If the listener does not notice these, the next renewal
+//! does.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
@@ -25,12 +26,12 @@ use crate::wire::keys::ended_channel;
 use crate::wire::lease::code;
 use crate::wire::scripts::WAKE_CHANNEL;
 
-/// The thread listens this long after its first grant, so that a program that only locks for a
+/// The time from the first grant until the thread listens. So a program that locks only for a
 /// moment opens no second connection.
 const AFTER_FIRST_GRANT: Duration = Duration::from_millis(50);
 /// The thread checks this often whether the node was dropped, or the primary found elsewhere.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
-/// A silent server is asked to reply after so long.
+/// The time after which a silent server gets a PING.
 const PING_AFTER: Duration = Duration::from_secs(5);
 /// The longest time to wait for a reply.
 const REPLY_TIME: Duration = Duration::from_secs(2);

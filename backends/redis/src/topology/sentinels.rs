@@ -1,7 +1,8 @@
 //! Sentinels: they name the server that is the primary, and tell of fail-overs.
 //!
-//! One sentinel is asked, as long as its answers hold good; then the next one. An answer is believed only if
-//! the server says itself that it is a primary, since a sentinel may lag behind, or lead to another deployment.
+//! One sentinel is asked, as long as its answers hold good; then the next one. An answer counts only if the
+//! server's own `ROLE` says that it is a primary. A sentinel may be outdated, or name a server of another
+//! deployment.
 //!
 //! The answers of several sentinels are not compared while locks are taken: a majority would cost the connect timeout for
 //! each that is gone. `doctor` compares them.

@@ -1,22 +1,24 @@
-//! The scripts that run in the server. Every script can be sent again without harm.
+//! The scripts that run in the server. Every script can be repeated without harm.
 //!
-//! A name has one key, and so have the permits of a name:
-//! - none while it is free;
-//! - a string while there is one lease or one reservation, and no waiter: that one, which ends with the key;
-//! - otherwise a sorted set. The leases and the reservation are in it by the time at which they end, in milliseconds
-//!   of the server's clock. The waiters have negative scores, in the order of their arrival.
+//! A name has one key, and the permits of a name have another. Its forms:
+//! - no key while the name is free;
+//! - a string while there is one lease or one reservation, and no waiter: its text, which expires with the
+//!   key;
+//! - otherwise a sorted set. The score of a lease or a reservation is the time at which it ends, in milliseconds of
+//!   the server's clock. The waiters have negative scores, in the order of their arrival.
 //!
-//! A lease says the time of its epoch, its slot if that is not 0, its mode (`x`, `s` or `/LIMIT`), and its
-//! owner: `1732291200.5 x OWNER`, `1732291200.6 3/5 OWNER`. A waiter is `PROVIDER.NUMBER.MODE`. A woken waiter leaves
-//! the queue and has the name reserved for it for [`RESERVED_MS`]: others find the name busy meanwhile.
+//! The text of a lease is the time of its epoch, its slot if not 0, its mode (`x`, `s` or `/LIMIT`), and its owner.
+//! Examples are `1732291200.5 x OWNER` and `1732291200.6 3/5 OWNER`. A waiter is `PROVIDER.NUMBER.MODE`. A notified
+//! waiter leaves the queue, and the name is reserved for it for [`RESERVED_MS`]. Meanwhile other callers find the
+//! name busy.
 //!
-//! One key keeps the last epoch of a namespace. It never expires: a lock may live for any time. It is
-//! no `KEYS` of a script, since it has another slot than the lock; a node that has all slots runs the
-//! script nevertheless.
+//! One key keeps the last epoch of a namespace. It never expires, since a lock may live for any time.
+//! It is not among the `KEYS` of a script, since it has another slot than the lock. A node that has
+//! all slots runs the script nevertheless.
 //!
-//! The scripts mint microseconds, and Rust makes epochs of them: a Lua number is exact up to 2^53 only. The string
-//! is the form of any single lease, since SET NX PX is one command where a sorted set takes two more. MGET reads
-//! it, as unlike GET it does not fail on a sorted set.
+//! The scripts mint microseconds, and Rust makes epochs of them, since a Lua number is exact only up to 2^53. A
+//! single lease is a string, since SET NX PX is one command, and a sorted set needs two more. MGET reads it, since
+//! GET fails on a sorted set.
 
 use std::sync::LazyLock;
 
@@ -26,13 +28,13 @@ use crate::wire::script::Script;
 const RESERVED_MS: u64 = 100;
 /// The time that a sorted set outlives its last change, in milliseconds. Waiters make an attempt every second.
 const QUEUE_MS: u64 = 10_000;
-/// The score of a waiter that is to be the first one. The others have the server's time in microseconds more,
-/// which is below zero, and exact.
+/// The score of a waiter that must be the first one. For other waiters, the server's time in microseconds is
+/// added. The sum is below zero, and exact.
 const FIRST_WAITER: i64 = -(1 << 53);
 /// The prefix of the channels that wake waiters, followed by a provider's number.
 pub(crate) const WAKE_CHANNEL: &str = "lockkeeper:wake:";
 
-/// What the scripts have in common: the name's state, and the one rule of which modes go together.
+/// What the scripts have in common: the name's state, and the rule which modes can be held together.
 ///
 /// Needs `call`, `time`, `key`, `me` (a waiter, or `nil`) and `single` (the string that the key holds, or `false`).
 fn state_of_name() -> String {
@@ -124,18 +126,20 @@ end
 
 /// Tries to acquire a name.
 ///
-/// Key: lock. Arguments: the latest time for a grant, in microseconds of the server's clock; mode and
-/// owner; ttl in milliseconds; the epoch key, which in a cluster is the second key as well. An attempt of a waiter adds the waiter and its
-/// state: `new`, `queued` (it is in the queue) or `last` (it will not wait any longer).
+/// Key: lock. The arguments are the latest time for a grant in microseconds of the server's clock, mode and
+/// owner, ttl in milliseconds, and the epoch key. In a cluster the epoch key is the second key as well. An
+/// attempt of a waiter adds the waiter and its state. The state is `new`, `queued` (it is in the queue) or `last`
+/// (it will not wait longer).
 ///
 /// The reply is a [`Reply`](crate::wire::reply::Reply). A double holds its times exactly until 2255.
 pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| acquire(MINT));
 
-/// Tries to acquire a name with an epoch that the request proposes: [`ACQUIRE`] with one argument more, the
-/// proposed time of the epoch in microseconds. The waiter and its state are empty.
+/// Tries to acquire a name with an epoch that the request proposes. It is [`ACQUIRE`] with a further
+/// argument, the proposed time of the epoch in microseconds. The waiter and its state are empty.
 pub(crate) static PROPOSE: LazyLock<Script> = LazyLock::new(|| acquire(PROPOSED));
 
-/// Knows the values that these scripts write. Others are of another program, and left alone.
+/// Recognises the values that these scripts write. Other values belong to other programs, and are not
+/// changed.
 const VALUES: &str = "-- Microseconds since 1970.
 local function is_time(text) return #text <= 16 and string.find(text, '^%d+$') end
 -- A lease names its host, also that of an earlier version.
@@ -294,8 +298,8 @@ return now
     )
 });
 
-/// Releases a lease. Key: lock. Argument: the lease, or its mode and owner alone, where the reply to the
-/// grant was lost. Replies with 1, or 0 if it was lost.
+/// Releases a lease. Key: lock. Argument: the lease, or only its mode and owner if the reply to the
+/// grant was lost. Replies with 1, or 0 if the lease was lost.
 pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
         "local call, key, lease = redis.call, KEYS[1], ARGV[1]
@@ -324,8 +328,8 @@ return 1
     ))
 });
 
-/// Removes a waiter. Key: lock. Argument: the waiter. What is reserved for it, or what only it waited for,
-/// goes to the next one.
+/// Removes a waiter. Key: lock. Argument: the waiter. Its reservation, or a name that only it waited for,
+/// goes to the next waiter.
 pub(crate) static LEAVE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
         "local call, key, me = redis.call, KEYS[1], ARGV[1]
@@ -340,7 +344,7 @@ return 1
 });
 
 /// Inspects a name without a change. Key: lock. Replies with the number of waiters, and for each lease with
-/// what it says and the milliseconds until it ends.
+/// its text and the milliseconds until it ends.
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local call, key = redis.call, KEYS[1]
@@ -366,7 +370,7 @@ return {call('ZCOUNT', key, '-inf', '(0'), leases}
 /// second key as well.
 ///
 /// Replies with the server's time in microseconds, or with the first command that failed and its
-/// error, which alone does not name the command.
+/// error. The error alone does not name the command.
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
         "{VALUES}local failed = nil

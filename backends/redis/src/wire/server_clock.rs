@@ -1,23 +1,24 @@
-//! The server's clock in microseconds since 1970: an estimate of it, and the epochs that it gives.
+//! An estimate of the server's clock, in microseconds since 1970, and the epochs of its times.
 //!
-//! Only renewals tell whether the clock was set: a grant answers the time of its epoch, which stands still after a
-//! step back.
+//! Only renewals show whether the clock was set. A grant replies with the time of its epoch, which does not
+//! decrease after a step back.
 
 use std::time::Duration;
 
 use lockkeeper_core::HostInstant;
 use parking_lot::Mutex;
 
-/// Returns the epoch of a grant at this time of the server; `None` if no script gives it.
+/// Returns the epoch of a grant at this time of the server. `None` for a time that no script returns.
 ///
 /// All stores count epochs in the unit of MySQL's `UUID_SHORT()`, 2^-24 s, so that tokens keep growing
-/// when one store replaces another. Each microsecond has an epoch of its own.
+/// when one store replaces another. Each microsecond has a different epoch.
 pub(crate) fn epoch(micros: i64) -> Option<u64> {
     let micros = u128::try_from(micros).ok().filter(|micros| *micros > 0)?;
     u64::try_from((micros << 24) / 1_000_000).ok()
 }
 
-/// Returns the last time in microseconds whose [`epoch`] is not larger than a proposed one: epochs count more finely.
+/// Returns the last time in microseconds whose [`epoch`] is not larger than a proposed one. Epochs have a finer
+/// unit.
 pub(crate) fn micros(epoch: u64) -> u64 {
     let next = ((u128::from(epoch) + 1) * 1_000_000).div_ceil(1 << 24);
     u64::try_from(next - 1).unwrap_or(u64::MAX)
@@ -29,37 +30,38 @@ pub(crate) fn last_epoch(micros: i64) -> Option<u64> {
     u64::try_from((next << 24) / 1_000_000 - 1).ok()
 }
 
-/// The server's clock as this host's clock counts it, in microseconds.
+/// The server's clock relative to this host's clock, in microseconds.
 ///
-/// It tells the server which requests arrive too late. If the server's clock is set back, some of these are granted after
-/// all, and end with their ttl.
+/// By it, requests tell the server until when they may be granted. If the server's clock is set back, some late
+/// requests are granted nevertheless, and end with their ttl.
 ///
-/// The server ends leases by its clock. Set forward, it ends them before their holders expect that.
+/// The server ends leases by its clock. If the clock is set forward, leases end before their holders expect
+/// that.
 #[derive(Debug, Default)]
 pub(crate) struct ServerClock(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// An upper bound of how far the server's clock is ahead of the host's, by the last reply.
+    /// How far the server's clock is ahead of the host's at most, by the last reply.
     most_ahead: i64,
-    /// Between which bounds it is ahead, by the last reply that tells the time itself.
+    /// The bounds of how far it is ahead, by the last reply with the time itself.
     ahead: Option<(i64, i64)>,
-    /// When it was seen first since the last step, and where in the middle of these bounds it was.
+    /// The time of the first such reply since the last step, and the middle of its bounds.
     first: Option<(HostInstant, i64)>,
     /// How far the clock was set the last time.
     step: Option<i64>,
 }
 
-/// What was seen of the server's clock.
+/// What the replies showed of the server's clock.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// How far the clock was set the last time, in microseconds: below zero if back.
     pub(crate) step: Option<i64>,
-    /// How many microseconds it has gained since then, and in what time of the host.
+    /// How many microseconds it has gained since then, and the host's time for that.
     pub(crate) drift: Option<(i64, Duration)>,
 }
 
-/// The server's clock was set if it has moved by more than this between two replies, in microseconds.
+/// The difference between two replies from which the server's clock counts as set, in microseconds.
 pub(crate) const STEP: i64 = 250_000;
 
 impl ServerClock {
@@ -99,7 +101,7 @@ impl ServerClock {
         micros_at(instant).saturating_add(ahead)
     }
 
-    /// Returns what was seen of the clock until `now`.
+    /// Returns what the replies showed of the clock until `now`.
     pub(crate) fn seen(&self, now: HostInstant) -> Seen {
         let state = self.0.lock();
         let drift = state.first.zip(state.ahead);
