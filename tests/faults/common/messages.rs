@@ -86,7 +86,9 @@ fn messages_lost(kind: StoreKind, fault: fn(Facts) -> Fault) {
         };
         let next = if outlives {
             if fault == Fault::DropRequests {
-                assert_eq!(release().unwrap(), Released::Done);
+                // A busy machine may have no time to repeat it.
+                let released = (0..5).find_map(|_| release().ok());
+                assert_eq!(released, Some(Released::Done));
             } else {
                 // On a busy machine, the verification after the last fault comes late, and may meet this one instead.
                 let error = (0..5).find_map(|_| release().err());

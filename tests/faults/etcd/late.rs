@@ -50,16 +50,17 @@ struct Rig {
 }
 
 impl Rig {
-    /// With this ttl no renewal is due.
+    /// With this ttl no renewal is due. A busy machine replies within this time.
     fn start(kind: EtcdKind) -> Self {
+        Self::with(kind, "ttl=10m&response_timeout=2s&connect_timeout=10s")
+    }
+
+    fn with(kind: EtcdKind, keys: &str) -> Self {
         let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
         let proxy = Proxy::new(server.addr()).unwrap();
         let held = Arc::default();
         let url = server.url_via(relay(&held, proxy.addr()));
-        // A busy machine replies within this time.
-        let keeper = opened(&format!(
-            "{url}ttl=10m&response_timeout=2s&connect_timeout=10s"
-        ));
+        let keeper = opened(&format!("{url}{keys}"));
         Self {
             held,
             server,
@@ -195,23 +196,17 @@ fn unreadable_reply_leaves_no_key_for_long(kind: EtcdKind) {
         b"HTTP/1.1 500 x\r\nContent-Length: 6\r\n\r\n<html>",
         b"HTTP/1.1 429 x\r\nContent-Length: 22\r\n\r\n{\"message\":\"too many\"}",
     ];
-    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
-    let held = Arc::<Mutex<Held>>::default();
-    let url = server.url_via(relay(&held, server.addr()));
-    let keys = "ttl=10s&response_timeout=5s&connect_timeout=5s";
-    let keeper = opened(&format!("{url}{keys}"));
-    let kept = keeper.lock("b").unwrap();
+    let rig = Rig::with(kind, "ttl=10s&response_timeout=5s&connect_timeout=5s");
+    let kept = rig.keeper.lock("b").unwrap();
     for reply in REPLIES {
-        held.lock().unwrap().unreadable = Some((OF_A, reply));
-        let error = keeper.try_lock("a").unwrap_err();
+        rig.held.lock().unwrap().unreadable = Some((OF_A, reply));
+        let error = rig.keeper.try_lock("a").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
-        held.lock().unwrap().unreadable = None;
-        until("the key has ended", || {
-            let keys = server.keys("lockkeeper/default/l/a/").unwrap();
-            keys.is_empty()
-        });
+        rig.held.lock().unwrap().unreadable = None;
+        until("the key has ended", || rig.key().is_empty());
         // Until then, an attempt ends with the error of the one before it.
-        until("the name is given back", || keeper.pending_releases() == 0);
+        let is_back = || rig.keeper.pending_releases() == 0;
+        until("the name is given back", is_back);
     }
     assert!(kept.is_held());
 }
@@ -289,19 +284,13 @@ fn waiter_that_fails_on_its_turn_leaves_no_key(kind: EtcdKind) {
 
 /// The epoch of a grant cannot be told. Another lock keeps the lease alive to which the key was bound.
 fn grant_without_a_base_leaves_no_key(kind: EtcdKind) {
-    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
-    let held = Arc::<Mutex<Held>>::default();
-    let url = server.url_via(relay(&held, server.addr()));
-    let keeper = opened(&format!("{url}ttl=10s&response_timeout=5s"));
-    server.delete("lockkeeper/").unwrap();
-    held.lock().unwrap().refused = Some(RAISES_BASE);
-    assert!(keeper.try_lock("a").is_err());
-    held.lock().unwrap().refused = None;
-    let other = keeper.lock("b").unwrap();
-    until("the key has ended", || {
-        let keys = server.keys("lockkeeper/default/l/a/").unwrap();
-        keys.is_empty()
-    });
+    let rig = Rig::with(kind, "ttl=10s&response_timeout=5s");
+    rig.server.delete("lockkeeper/").unwrap();
+    rig.held.lock().unwrap().refused = Some(RAISES_BASE);
+    assert!(rig.keeper.try_lock("a").is_err());
+    rig.held.lock().unwrap().refused = None;
+    let other = rig.keeper.lock("b").unwrap();
+    until("the key has ended", || rig.key().is_empty());
     assert!(other.is_held());
 }
 

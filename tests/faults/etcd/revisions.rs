@@ -1,7 +1,7 @@
 //! Revisions that begin again, far below those that a program has seen.
 
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper::backend::epoch_at;
 use lockkeeper::clock::{Clock, SystemClock};
@@ -83,9 +83,10 @@ fn waiter_in_a_new_cluster_rests(kind: EtcdKind) {
         until("it waits again", || server.queue_length("a") == 1);
         let commands = |keeper: &LockKeeper| keeper.usage().unwrap().commands;
         until("it rests while the holder does not", || {
-            let before = commands(&keeper);
+            let (before, began) = (commands(&keeper), Instant::now());
             (0..100).for_each(|_| held.renew().unwrap());
-            commands(&keeper) - before < 10
+            // It looks once a second, and on a busy machine the renewals take long.
+            commands(&keeper) - before < 10 + 3 * began.elapsed().as_secs()
         });
         held.release().unwrap();
         assert!(waiting.join().unwrap().unwrap().is_some());
