@@ -8,6 +8,7 @@ mod opening;
 mod outage;
 pub(crate) mod servers;
 pub(crate) mod sessions;
+pub(crate) mod sharing;
 mod waiter;
 mod witness;
 

@@ -106,6 +106,7 @@ fn main() -> ExitCode {
     session_stores.retain(|it| matches!(it, StoreKind::MySql(_) | StoreKind::Postgres(_)));
     let mut trials = own();
     trials.extend(on_each(&session_stores, common::sessions::cases()));
+    trials.extend(on_each(&session_stores, common::sharing::CASES.to_vec()));
     trials.extend(on_each(&servers, common::cases()));
     let conclusion = libtest_mimic::run(&suite::arguments(), mixed(trials));
     if !conclusion.has_failed() {

@@ -1,11 +1,9 @@
 //! The cases of MySQL and MariaDB alone.
 
-mod batches;
 mod clients;
 mod network;
 mod server;
 mod sessions;
-mod sharing;
 mod store;
 
 use std::process::ExitCode;
@@ -25,9 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         server::CASES,
         sessions::CASES,
         clients::CASES,
-        sharing::CASES,
         network::CASES,
-        batches::CASES,
     ];
     suite::trials(cases.into_iter().flatten().copied())
 }

@@ -4,13 +4,10 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{
-    AcquireRequest, AttemptRequest, Clock as _, ErasedLease, Error, ErrorKind, Grant, HostInstant,
-    LockName, LockProvider, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
-    SystemClock,
-};
+use lockkeeper_core::{ErrorKind, Released, Renewal};
 use lockkeeper_testkit::{StoreKind, TestServer, cases, until};
 
+use crate::batch::{Batch, TTL, release, taken, tried};
 use crate::checks::WAIT_LIMIT;
 use crate::store::{
     Case, canceller, holders, keeper, leftovers, open, provider, start, until_waiting,
@@ -25,99 +22,6 @@ pub(crate) const CASES: &[Case] = cases![
     longer_ttl_of_a_renewal_is_set,
     refused_statement_leaves_nothing,
 ];
-
-type Answer = Result<Option<Grant<ErasedLease>>, Error>;
-
-const TTL: Duration = Duration::from_secs(30);
-
-fn deadline() -> HostInstant {
-    SystemClock.now() + WAIT_LIMIT
-}
-
-/// Attempts, releases and renewals of one call, in this order.
-#[derive(Default)]
-struct Batch<'a> {
-    tries: &'a [&'a str],
-    releases: Vec<&'a mut ErasedLease>,
-    renewals: Vec<&'a mut ErasedLease>,
-}
-
-type Answers = (
-    Vec<Answer>,
-    Vec<Result<Released, Error>>,
-    Vec<Result<Renewal, Error>>,
-);
-
-impl Batch<'_> {
-    fn run(self, provider: &dyn LockProvider, ttl: Duration) -> Answers {
-        let names = self.tries.iter().map(|name| LockName::new(*name).unwrap());
-        let names: Vec<_> = names.collect();
-        let request = |name| AcquireRequest::attempt(name, ttl, &SystemClock);
-        let requests: Vec<_> = names.iter().map(request).collect();
-        let deadline = deadline();
-        let tries = requests.iter().map(|request| {
-            Operation::Acquire(AttemptRequest {
-                request,
-                deadline,
-                answer: None,
-            })
-        });
-        let releases = self.releases.into_iter().map(|lease| {
-            Operation::Release(ReleaseRequest {
-                lease,
-                deadline,
-                answer: None,
-            })
-        });
-        let renewals = self.renewals.into_iter().map(|lease| {
-            Operation::Renew(RenewRequest {
-                lease,
-                ttl,
-                deadline,
-                answer: None,
-            })
-        });
-        let mut batch: Vec<_> = tries.chain(releases).chain(renewals).collect();
-        provider.batch(&mut batch);
-        let mut answers = Answers::default();
-        for operation in batch {
-            match operation {
-                Operation::Acquire(it) => answers.0.push(it.answer.unwrap()),
-                Operation::Release(it) => answers.1.push(it.answer.unwrap()),
-                Operation::Renew(it) => answers.2.push(it.answer.unwrap()),
-            }
-        }
-        answers
-    }
-}
-
-/// Tries names in one batch.
-fn tried(provider: &dyn LockProvider, tries: &[&str], ttl: Duration) -> Vec<Answer> {
-    let batch = Batch {
-        tries,
-        ..Batch::default()
-    };
-    batch.run(provider, ttl).0
-}
-
-/// Takes names that are free in one batch.
-fn taken<const N: usize>(provider: &dyn LockProvider, names: [&str; N]) -> [ErasedLease; N] {
-    let taken = tried(provider, &names, TTL).into_iter();
-    let taken: Vec<_> = taken.map(|answer| answer.unwrap().unwrap().lease).collect();
-    taken.try_into().unwrap()
-}
-
-/// Releases leases that last in one batch.
-#[track_caller]
-fn release<'a>(provider: &dyn LockProvider, leases: impl IntoIterator<Item = &'a mut ErasedLease>) {
-    let batch = Batch {
-        releases: leases.into_iter().collect(),
-        ..Batch::default()
-    };
-    for released in batch.run(provider, TTL).1 {
-        assert_eq!(released.unwrap(), Released::Done);
-    }
-}
 
 /// Returns whether the names are held, and nothing else is held or waited for.
 fn are_all(server: &dyn TestServer, names: &[&str]) -> bool {

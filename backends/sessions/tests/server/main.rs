@@ -12,6 +12,8 @@
 )]
 
 #[cfg(unix)]
+mod batch;
+#[cfg(unix)]
 mod batches;
 #[cfg(unix)]
 mod checks;
@@ -19,6 +21,8 @@ mod checks;
 mod opening;
 #[cfg(unix)]
 mod pairs;
+#[cfg(unix)]
+mod replies;
 #[cfg(unix)]
 mod reuse;
 #[cfg(unix)]
@@ -36,6 +40,7 @@ fn main() -> std::process::ExitCode {
         sharing::CASES,
         pairs::CASES,
         batches::CASES,
+        replies::CASES,
         reuse::CASES,
         opening::CASES,
         supplied::CASES,

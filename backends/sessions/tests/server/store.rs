@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper_core::{Config, Drivers, Error, LockKeeper, LockProvider};
 use lockkeeper_mysql::{Conn, MySqlDriver, MySqlOptions, MySqlProvider, Opts};
@@ -13,7 +14,7 @@ use lockkeeper_testkit::{
     MySqlServer, PostgresServer, Shared, StoreKind, TestServer, suite, until,
 };
 
-use crate::checks::{REPLY_LIMIT, with_timeouts};
+use crate::checks::{REPLY_LIMIT, WAIT_LIMIT, with_timeouts};
 
 pub(crate) type Case = suite::Case<StoreKind>;
 
@@ -65,14 +66,26 @@ pub(crate) fn provider(
     pool_size: u32,
 ) -> Arc<dyn LockProvider> {
     let addr = server.addr().unwrap();
-    provider_by(kind, pool_size, move || addr).unwrap()
+    let response_timeout = REPLY_LIMIT;
+    let via = Via {
+        pool_size,
+        response_timeout,
+    };
+    provider_by(kind, via, move || addr).unwrap()
+}
+
+/// The options of a provider.
+#[derive(Clone, Copy)]
+pub(crate) struct Via {
+    pub(crate) pool_size: u32,
+    pub(crate) response_timeout: Duration,
 }
 
 /// Opens a provider whose connections a function of the application makes, to the server at the address that `choose`
 /// returns.
 pub(crate) fn provider_by(
     kind: StoreKind,
-    pool_size: u32,
+    via: Via,
     choose: impl Fn() -> SocketAddr + Send + Sync + 'static,
 ) -> Result<Arc<dyn LockProvider>, Error> {
     match kind {
@@ -86,9 +99,9 @@ pub(crate) fn provider_by(
                 Conn::new(Opts::from_url(&url).unwrap())
             };
             let options = MySqlOptions::tcp("db.invalid", 1)
-                .pool_size(pool_size)
-                .connect_timeout(REPLY_LIMIT)
-                .response_timeout(REPLY_LIMIT)
+                .pool_size(via.pool_size)
+                .connect_timeout(WAIT_LIMIT)
+                .response_timeout(via.response_timeout)
                 .connect_with(connect);
             Ok(Arc::new(MySqlProvider::open(&options, "default")?))
         }
@@ -98,9 +111,9 @@ pub(crate) fn provider_by(
                 .user(PostgresServer::USER)
                 .password(PostgresServer::PASSWORD)
                 .database(PostgresServer::DATABASE)
-                .pool_size(pool_size)
-                .connect_timeout(REPLY_LIMIT)
-                .response_timeout(REPLY_LIMIT)
+                .pool_size(via.pool_size)
+                .connect_timeout(WAIT_LIMIT)
+                .response_timeout(via.response_timeout)
                 .connect_with(connect);
             Ok(Arc::new(PostgresProvider::open(&options, "default")?))
         }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireOptions, ErrorKind, LeasePolicy};
 use lockkeeper_testkit::{StoreKind, cases};
 
-use crate::checks::is_refused;
-use crate::store::{Case, keeper, open, provider_by, start};
+use crate::checks::{REPLY_LIMIT, is_refused};
+use crate::store::{Case, Via, keeper, open, provider_by, start};
 
 pub(crate) const CASES: &[Case] = cases![second_server_is_refused];
 
@@ -18,7 +18,11 @@ fn second_server_is_refused(kind: StoreKind) {
     let addrs = [&server, &other].map(|server| server.addr().unwrap());
     let moved = Arc::clone(&has_moved);
     let choose = move || addrs[usize::from(moved.load(Ordering::SeqCst))];
-    let keeper = keeper(&provider_by(kind, 10, choose).unwrap());
+    let via = Via {
+        pool_size: 10,
+        response_timeout: REPLY_LIMIT,
+    };
+    let keeper = keeper(&provider_by(kind, via, choose).unwrap());
     let _held = keeper.lock("a").unwrap();
     assert!(open(&*server, "").try_lock("a").unwrap().is_none());
     has_moved.store(true, Ordering::SeqCst);

@@ -1,18 +1,15 @@
-//! Names that share a session.
+//! Names that share a session, on all servers whose leases are sessions.
 
 use std::time::Duration;
 
 use lockkeeper::{
     AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released, WaitOutcome,
 };
-use lockkeeper_testkit::{Fault, MySqlKind, Proxy, cases, until};
+use lockkeeper_testkit::{Fault, StoreKind, TestServer, cases, until};
 
-use super::Case;
-use super::store::{assert_clean, holder_of, open, start};
+use super::{Case, Keepers as _, Told, WAIT_LIMIT, assert_closed, start};
 
-use crate::common::{Told, WAIT_LIMIT, assert_closed, with_reply_time};
-
-pub(super) const CASES: &[Case] = cases![
+pub(crate) const CASES: &[Case] = cases![
     shared_session_killed,
     shared_session_in_doubt,
     shared_session_outlives_call_cut_short,
@@ -29,6 +26,14 @@ fn lock_many(keeper: &LockKeeper) -> Vec<(String, LockGuard)> {
             (name, guard)
         })
         .collect()
+}
+
+/// Returns the session that holds the name.
+fn holder_of(server: &dyn TestServer, name: &str) -> Option<u64> {
+    server
+        .holding_sessions("default", &[name])
+        .unwrap()
+        .pop_first()
 }
 
 /// Checks that no name that the rival can lock is held.
@@ -56,16 +61,16 @@ fn release_to(held: Vec<(String, LockGuard)>, rival: &LockKeeper) {
     }
 }
 
-fn shared_session_killed(kind: MySqlKind) {
+fn shared_session_killed(kind: StoreKind) {
     let server = start(kind);
-    let keeper = open(&server.url(), "ttl=6s&pool_size=4");
-    let rival = open(&server.url(), "wait=20s");
+    let keeper = server.open("ttl=6s&pool_size=4");
+    let rival = server.open("wait=20s");
     let held = lock_many(&keeper);
-    let id = holder_of(&server, "name-19").unwrap();
-    let on_it = |name: &str| holder_of(&server, name) == Some(id);
+    let id = holder_of(&*server, "name-19").unwrap();
+    let on_it = |name: &str| holder_of(&*server, name) == Some(id);
     let (theirs, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(name, _)| on_it(name));
     assert!(theirs.len() > 1 && !others.is_empty());
-    server.execute(&format!("KILL {id}")).unwrap();
+    server.kill_session(id).unwrap();
     for (_, guard) in &theirs {
         assert_eq!(guard.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     }
@@ -78,27 +83,26 @@ fn shared_session_killed(kind: MySqlKind) {
     release_to(theirs, &rival);
     release_to(others, &rival);
     drop((keeper, rival));
-    assert_clean(&server);
+    server.assert_clean();
 }
 
-fn shared_session_in_doubt(kind: MySqlKind) {
+fn shared_session_in_doubt(kind: StoreKind) {
     let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let url = server.url_via(proxy.addr());
-    let rival = open(&server.url(), "wait=20s");
+    let proxy = server.start_proxy();
+    let rival = server.open("wait=20s");
     for fault in [
         Fault::DropRequests,
         Fault::DropReplies,
         Fault::CutReplyAfter(0),
     ] {
         let keys = "ttl=4s&pool_size=4&wait=20s";
-        let keeper = open(&url, keys);
+        let keeper = server.open_via(&proxy, keys);
         let mut held = lock_many(&keeper);
         let (name, guard) = held.pop().unwrap();
-        let id = holder_of(&server, &name);
+        let id = holder_of(&*server, &name);
         let theirs = held
             .iter()
-            .filter(|(name, _)| holder_of(&server, name) == id);
+            .filter(|(name, _)| holder_of(&*server, name) == id);
         let theirs: Vec<_> = theirs.map(|(_, guard)| guard.lost_signal()).collect();
         proxy.once(format!("default:{name}"), fault);
         let _ = guard.release();
@@ -115,20 +119,20 @@ fn shared_session_in_doubt(kind: MySqlKind) {
         drop(keeper.lock(name.as_str()).unwrap());
     }
     drop(rival);
-    assert_clean(&server);
+    server.assert_clean();
     assert_closed(&proxy);
 }
 
 /// A call about one name may be cut short by the deadline of its lease. The other names of the session
 /// stay held.
-fn shared_session_outlives_call_cut_short(kind: MySqlKind) {
+fn shared_session_outlives_call_cut_short(kind: StoreKind) {
     let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let keeper = open(&server.url_via(proxy.addr()), "pool_size=2");
+    let proxy = server.start_proxy();
+    let keeper = server.open_via(&proxy, "pool_size=2");
     let ttl = Duration::from_secs(9);
     let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
     let [old, kept] = ["old", "kept"].map(|name| keeper.acquire(name, &fixed).unwrap().unwrap());
-    assert_eq!(holder_of(&server, "old"), holder_of(&server, "kept"));
+    assert_eq!(holder_of(&*server, "old"), holder_of(&*server, "kept"));
     assert_eq!(old.lost_signal().wait(ttl * 2 / 3), WaitOutcome::TimedOut);
     kept.renew().unwrap();
     proxy.set(Fault::Dark);
@@ -137,15 +141,15 @@ fn shared_session_outlives_call_cut_short(kind: MySqlKind) {
     kept.renew().unwrap();
     assert_eq!(kept.release().unwrap(), Released::Done);
     drop((old, keeper));
-    assert_clean(&server);
+    server.assert_clean();
 }
 
 /// The server granted the name to an attempt of this keeper whose caller has given up.
-fn own_abandoned_attempt_is_not_busy(kind: MySqlKind) {
+fn own_abandoned_attempt_is_not_busy(kind: StoreKind) {
     let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
+    let proxy = server.start_proxy();
     let keys = "ttl=60s&pool_size=4&response_timeout=2s&connect_timeout=30s";
-    let keeper = open(&server.url_via(proxy.addr()), keys);
+    let keeper = server.open_via(&proxy, keys);
     // From here on names share sessions, and a second attempt uses another session than the first.
     let held = ["x", "y"].map(|name| keeper.lock(name).unwrap());
     let late = |secs| Fault::DelayReplies(Duration::from_secs(secs));
@@ -160,25 +164,21 @@ fn own_abandoned_attempt_is_not_busy(kind: MySqlKind) {
         Ok(_) => panic!("the outcome of the first attempt was not known"),
     }
     until("the abandoned attempt releases it", || {
-        holder_of(&server, "b").is_none()
+        holder_of(&*server, "b").is_none()
     });
     for guard in held {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop(keeper);
-    assert_clean(&server);
+    server.assert_clean();
 }
 
 /// The server replies in time that the name is held. That the holder is an attempt of this keeper concerns that name alone.
-fn own_abandoned_attempt_is_no_outage(kind: MySqlKind) {
+fn own_abandoned_attempt_is_no_outage(kind: StoreKind) {
     let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
+    let proxy = server.start_proxy();
     let keys = "ttl=60s&pool_size=4&response_timeout=30s&connect_timeout=30s";
-    let (keeper, told) = Told::open(&format!(
-        "{}?{}",
-        server.url_via(proxy.addr()),
-        with_reply_time(keys)
-    ));
+    let (keeper, told) = Told::open(&server.url_with(proxy.addr(), keys));
     // From here on names share sessions, and a second attempt uses another session than the first.
     let held = ["x", "y"].map(|name| keeper.lock(name).unwrap());
     let before = told.counts();
@@ -194,11 +194,11 @@ fn own_abandoned_attempt_is_no_outage(kind: MySqlKind) {
     let kinds = [ErrorKind::Unavailable, ErrorKind::Unknown].map(Some);
     assert!(kinds.contains(&second), "{second:?}");
     until("the abandoned attempt releases it", || {
-        holder_of(&server, "a").is_none()
+        holder_of(&*server, "a").is_none()
     });
     for guard in held {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop(keeper);
-    assert_clean(&server);
+    server.assert_clean();
 }
