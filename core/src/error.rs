@@ -120,9 +120,22 @@ struct Inner {
     name: Option<Arc<str>>,
     backend: Option<&'static str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
-    unreachable: bool,
-    of_name: bool,
-    last_epoch: Option<u64>,
+    reason: Reason,
+}
+
+/// What more is known of an [`ErrorKind::Unavailable`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reason {
+    /// Nothing; and of an error of any other kind.
+    Other,
+    /// See [`Error::unreachable`].
+    Unreachable,
+    /// See [`Error::name_unavailable`].
+    OfName,
+    /// See [`Error::not_sent`].
+    NotSent,
+    /// See [`Error::epoch_too_small`].
+    EpochTooSmall(u64),
 }
 
 impl Error {
@@ -137,9 +150,7 @@ impl Error {
                 name: None,
                 backend: None,
                 source: None,
-                unreachable: false,
-                of_name: false,
-                last_epoch: None,
+                reason: Reason::Other,
             }),
         }
     }
@@ -150,14 +161,20 @@ impl Error {
     /// If the store answers but cannot serve, such as when all its connections are in use, other
     /// programs may lock on it. Use [`new`](Self::new) for that.
     pub fn unreachable(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.unreachable = true)
+        Self::new(ErrorKind::Unavailable, message).for_reason(Reason::Unreachable)
     }
 
     /// Makes an [`ErrorKind::Unavailable`] for a store that replied that it cannot serve this name for now. That is
     /// no outage. The acquisition asks again after a short pause, until its wait or the limit of a single attempt
     /// is over. Acquisitions of other names continue meanwhile.
     pub fn name_unavailable(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.of_name = true)
+        Self::new(ErrorKind::Unavailable, message).for_reason(Reason::OfName)
+    }
+
+    /// Makes an [`ErrorKind::Unavailable`] for a request that was not sent, since its deadline had passed. That says
+    /// nothing of the store.
+    pub fn not_sent(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, message).for_reason(Reason::NotSent)
     }
 
     /// Makes an [`ErrorKind::Unavailable`] for a [proposed epoch](crate::AcquireRequest::proposed_epoch) that
@@ -166,7 +183,11 @@ impl Error {
         let text = format!(
             "the epoch {proposed} was proposed, and the store has granted {last}; propose a larger one"
         );
-        Self::new(ErrorKind::Unavailable, text).edit(|inner| inner.last_epoch = Some(last))
+        Self::new(ErrorKind::Unavailable, text).for_reason(Reason::EpochTooSmall(last))
+    }
+
+    fn for_reason(self, reason: Reason) -> Self {
+        self.edit(|inner| inner.reason = reason)
     }
 
     fn edit(mut self, change: impl FnOnce(&mut Inner)) -> Self {
@@ -215,8 +236,9 @@ impl Error {
     pub fn with_kind(self, kind: ErrorKind) -> Self {
         self.edit(|inner| {
             inner.kind = kind;
-            inner.unreachable &= kind == ErrorKind::Unavailable;
-            inner.of_name &= kind == ErrorKind::Unavailable;
+            if kind != ErrorKind::Unavailable {
+                inner.reason = Reason::Other;
+            }
         })
     }
 
@@ -239,19 +261,27 @@ impl Error {
 
     /// Returns whether the store did not answer. Only after such an error, opening uses a listed fallback.
     pub fn is_unreachable(&self) -> bool {
-        self.inner.unreachable
+        self.inner.reason == Reason::Unreachable
     }
 
     /// Returns whether the store replied that it cannot serve this name for now: see
     /// [`name_unavailable`](Self::name_unavailable).
     pub fn is_of_name(&self) -> bool {
-        self.inner.of_name
+        self.inner.reason == Reason::OfName
+    }
+
+    /// Returns whether the request was not sent: see [`not_sent`](Self::not_sent).
+    pub fn is_not_sent(&self) -> bool {
+        self.inner.reason == Reason::NotSent
     }
 
     /// Returns the largest epoch that the store refuses, if it refused a proposed one: see
     /// [`epoch_too_small`](Self::epoch_too_small).
     pub fn last_epoch(&self) -> Option<u64> {
-        self.inner.last_epoch
+        match self.inner.reason {
+            Reason::EpochTooSmall(last) => Some(last),
+            _ => None,
+        }
     }
 
     /// Returns the name of the lock; `None` if the error is not about one lock.

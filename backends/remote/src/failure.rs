@@ -46,7 +46,7 @@ pub fn unavailable(text: &str) -> Error {
 /// Returns the failure of a request whose deadline has passed. The request is not sent: there is no time for the
 /// reply, so the connection would have to be closed.
 pub fn no_time() -> Failure {
-    Failure::NotSent(unavailable(
+    Failure::NotSent(Error::not_sent(
         "there was no time left to ask the server; try again, or wait longer",
     ))
 }

@@ -138,7 +138,8 @@ impl Engine {
             report.contended();
         };
         let pause = |error: &Error, answered_at| {
-            let is_unreachable = error.kind() == ErrorKind::Unavailable && !error.is_of_name();
+            let says_nothing = error.is_of_name() || error.is_not_sent();
+            let is_unreachable = error.kind() == ErrorKind::Unavailable && !says_nothing;
             if kind == WaitKind::ThroughOutages && is_unreachable {
                 self.queue.fail(key, error);
             }

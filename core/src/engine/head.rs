@@ -67,15 +67,17 @@ impl Acquisition<'_, '_> {
         }
     }
 
-    /// Returns whether a wait that ended with this error ended as busy. It did if the store showed another holder
-    /// shortly before the end, and has failed no request since. A busy store may take longer to reply than there was
-    /// time.
+    /// Returns whether a wait that ended with this error ended as busy: the store showed another holder, and has failed
+    /// no request since. A busy store may take longer to reply than there was time, so a reply that is missing at the end
+    /// counts only if the holder was seen shortly before.
     fn is_busy(&self, error: &Error) -> bool {
-        let (now, seen) = (self.request.now(), self.busy_at.get());
-        error.kind() == ErrorKind::Unknown
-            && self.request.deadline.is_some_and(|at| now >= at)
-            && seen.is_some_and(|at| now < at + SEEN_LATELY)
-            && !self.health().is_in_doubt()
+        let now = self.request.now();
+        let is_over = self.request.deadline.is_some_and(|at| now >= at);
+        let is_seen = self.busy_at.get().is_some_and(|at| match error.kind() {
+            ErrorKind::Unknown => now < at + SEEN_LATELY,
+            _ => error.is_not_sent(),
+        });
+        is_over && is_seen && !self.health().is_in_doubt()
     }
 
     /// Asks the store until it answers, or the retries end.
@@ -258,7 +260,8 @@ impl<'a> HeadPermit<'a> {
             Ok(None) => Ok(None),
             Err(error) => {
                 // The others ask by themselves what the store says to their own requests.
-                self.store_error = is_no_answer(error.kind()).then(|| error.clone());
+                let is_failure = is_no_answer(error.kind()) && !error.is_not_sent();
+                self.store_error = is_failure.then(|| error.clone());
                 Err(error)
             }
         }

@@ -31,6 +31,7 @@ enum News<'a> {
 fn of_error(error: &Error) -> News<'_> {
     match error.kind() {
         _ if error.is_of_name() => News::Reply,
+        _ if error.is_not_sent() => News::Nothing,
         ErrorKind::Unavailable | ErrorKind::Unknown => News::NoReply(error),
         ErrorKind::PoolExhausted | ErrorKind::Cancelled => News::Nothing,
         _ => News::Reply,
@@ -212,6 +213,7 @@ mod tests {
             (of_kind(ErrorKind::Cancelled), "nothing"),
             (of_kind(ErrorKind::InvalidName), "reply"),
             (Error::name_unavailable("moved"), "reply"),
+            (Error::not_sent("no time"), "nothing"),
         ] {
             assert_eq!(news(&error), expected, "{error}");
         }

@@ -143,7 +143,10 @@ impl<'a> Retry<'a> {
         }
         let is_over = now >= self.limits.until;
         // The store may have been silent since then.
-        self.asked_at = answered_at.unwrap_or(self.asked_at);
+        self.asked_at = match error.is_not_sent() {
+            true => now,
+            false => answered_at.unwrap_or(self.asked_at),
+        };
         // A store that has answered and failed behind the deadline is asked once more whether the name
         // is still held. After a lost reply that could grant what the caller no longer waits for.
         let asks_at_deadline = self.outage.is_some() && self.lost_reply.is_none();

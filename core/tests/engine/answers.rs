@@ -56,6 +56,10 @@ pub(crate) enum Grants {
         span: Duration,
         asks: bool,
     },
+    /// Busy if the request sees a holder, and at the end of the request no other one was sent.
+    NotSent {
+        sees_holder: bool,
+    },
     /// No answer until the test changes this, and none to a cancelled request.
     Silent,
     /// The same for this name alone.

@@ -56,7 +56,7 @@ impl Observer for Lines {
     }
 }
 
-struct Told(Receiver<String>);
+pub(crate) struct Told(Receiver<String>);
 
 impl Told {
     fn expect<const N: usize>(&self, lines: [&str; N]) {
@@ -66,7 +66,7 @@ impl Told {
     }
 
     /// Fails if there is another event so far.
-    fn expect_nothing(&self) {
+    pub(crate) fn expect_nothing(&self) {
         let line = self.0.try_recv();
         assert!(line.is_err(), "{line:?}");
     }
@@ -326,7 +326,7 @@ fn outage_is_told_once_and_so_is_its_end() {
     told.expect(["scripted: gone: Unavailable", "scripted: back after 1s"]);
 }
 
-fn outages_of(store: &Arc<ScriptedStore>) -> (LockKeeper, Told) {
+pub(crate) fn outages_of(store: &Arc<ScriptedStore>) -> (LockKeeper, Told) {
     let (sender, receiver) = mpsc::channel();
     let observer = Arc::new(Outages(Mutex::new(sender)));
     let builder = store.builder().observer(observer);

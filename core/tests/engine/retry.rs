@@ -6,6 +6,7 @@ use std::time::Duration;
 use lockkeeper_core::{Error, ErrorKind, Released};
 
 use crate::answers::{Grants, Releases};
+use crate::reports::outages_of;
 use crate::scripted_store::ScriptedStore;
 use crate::steps::*;
 
@@ -70,6 +71,20 @@ fn wait_whose_last_reply_is_pending_ends_as_busy_where_a_holder_was_seen_lately(
         store.wait_for("a", "abandon", before + 1);
         eventually("the name is given back", || keeper.pending_releases() == 0);
     }
+}
+
+#[test]
+fn wait_without_time_for_its_last_request_ends_as_busy_where_a_holder_was_seen() {
+    let store = ScriptedStore::new();
+    let (keeper, told) = outages_of(&store);
+    store.grants(Grants::NotSent { sees_holder: true });
+    assert!(keeper.try_lock_for("a", 6 * SECOND).unwrap().is_none());
+    store.grants(Grants::NotSent { sees_holder: false });
+    let error = keeper.try_lock_for("a", 6 * SECOND).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.message(), "no time");
+    drop(keeper);
+    told.expect_nothing();
 }
 
 #[test]

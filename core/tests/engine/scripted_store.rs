@@ -287,6 +287,14 @@ impl Backend for ScriptedStore {
                 assert!(!asks || !request.retry(&no_reply()), "the wait is over");
                 return Err(no_reply());
             }
+            Grants::NotSent { sees_holder } => {
+                drop(state);
+                if sees_holder {
+                    request.contended();
+                }
+                self.clock.advance(request.end().saturating_since(asked_at));
+                return Err(Error::not_sent("no time"));
+            }
             Grants::Panic => panic!("as the test wants"),
             Grants::GrantedWait(span) => {
                 state.grants = Grants::Work;
