@@ -6,7 +6,6 @@
 //! thread's own lease takes further names of the same ttl. No call on such a session waits for a lock. So the
 //! largest name held grows until a thread has all its names and releases them.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,8 +33,6 @@ struct Acquisition<'a, C: SessionConnection> {
     request: &'a AcquireRequest<'a>,
     wanted: C::Name,
     idle: Duration,
-    /// When the server said last that another holder has the name.
-    busy_at: Cell<Option<HostInstant>>,
 }
 
 impl<C: SessionConnection> SessionStore<C> {
@@ -50,7 +47,6 @@ impl<C: SessionConnection> SessionStore<C> {
             request,
             wanted: SessionName::requested(&self.namespace, name, mode),
             idle: C::idle(request.ttl()),
-            busy_at: Cell::new(None),
         };
         acquisition.run().map_err(Failure::into_error)
     }
@@ -76,7 +72,6 @@ impl<C: SessionConnection> Acquisition<'_, C> {
                 Err(failure) => return Err(failure),
             }
             self.request.contended();
-            self.busy_at.set(Some(self.request.now()));
             // The engine retries after a busy attempt.
             retries = 0;
             let deadline = match self.request.deadline() {
@@ -90,23 +85,6 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             }
         }
         Ok(None)
-    }
-
-    /// Returns the answer after a call without a reply.
-    ///
-    /// A server that has replied within the response timeout is slow, and no outage is seen. If it said then that another
-    /// holder has the name, the name is busy at the end of the wait. A server that has been silent for longer may be gone,
-    /// and the holder with it: the answer is unknown.
-    fn busy_or(&self, failure: Failure) -> Result<Granted<C>, Failure> {
-        let (now, longest) = (self.request.now(), self.store.options.response_timeout);
-        let is_over = self.request.deadline().is_some_and(|at| now >= at);
-        let is_slow = self.busy_at.get().is_some_and(|at| now < at + longest);
-        match failure {
-            // The server has replied that the holder may be an earlier request of this store: no other one was seen.
-            Failure::Unanswered(error) if error.is_of_name() => Err(Failure::Unanswered(error)),
-            Failure::Unanswered(_) if is_over && is_slow => Ok(None),
-            failure => Err(failure),
-        }
     }
 
     /// Makes one attempt: on a connection without names while few connections hold names, else on one of
@@ -137,7 +115,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
                 Some(session) => self.try_on_session(&session, left()),
                 None => Err(Failure::NotSent(error)),
             },
-            Err(failure) => self.busy_or(failure),
+            Err(failure) => Err(failure),
         }
     }
 
@@ -155,14 +133,12 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         let asked_at = self.request.now();
         let requests = self.requests();
         let call = self.store.sessions.start(session, requests, left);
-        match call.reply(left, self.request.cancel()) {
-            Ok(replies) => self.granted(Made {
-                session: Arc::clone(session),
-                attempted: replies.attempted,
-                asked_at,
-            }),
-            Err(failure) => self.busy_or(failure),
-        }
+        let replies = call.reply(left, self.request.cancel())?;
+        self.granted(Made {
+            session: Arc::clone(session),
+            attempted: replies.attempted,
+            asked_at,
+        })
     }
 
     fn granted(&self, mut made: Made<C>) -> Result<Granted<C>, Failure> {
@@ -216,14 +192,11 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             return Ok(None);
         }
         let is_over = self.request.now() >= deadline;
-        let granted = match replies {
-            Ok(replies) => self.granted(Made {
-                session,
-                attempted: replies.attempted,
-                asked_at,
-            }),
-            Err(failure) => self.busy_or(failure),
-        }?;
+        let granted = self.granted(Made {
+            session,
+            attempted: replies?.attempted,
+            asked_at,
+        })?;
         Ok((granted.is_some() || is_over).then_some(granted))
     }
 }
