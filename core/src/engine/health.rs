@@ -48,19 +48,12 @@ pub(super) struct Health {
 
 #[derive(Default)]
 struct State {
-    /// `None` while the store answers.
-    silence: Option<Silence>,
+    /// When the request failed that began the doubt or the outage. The reply to a request that was made from then on ends
+    /// it. `None` while the store answers.
+    failed_at: Option<HostInstant>,
+    /// Since when the store cannot be reached, and the last failure.
+    outage: Option<(HostInstant, Error)>,
     turns: Turns,
-}
-
-/// The time since a request without an answer.
-struct Silence {
-    /// When the request was made that began it.
-    since: HostInstant,
-    /// When that request failed. The reply to a request that was made from then on ends the silence.
-    noticed_at: HostInstant,
-    /// The last failure, if this is an outage.
-    cause: Option<Error>,
 }
 
 /// A request that the store did not answer.
@@ -121,9 +114,7 @@ impl Health {
         if !self.is_down() {
             return None;
         }
-        let state = lock(&self.state);
-        let silence = state.silence.as_ref()?;
-        Some((silence.since, silence.cause.clone()?))
+        lock(&self.state).outage.clone()
     }
 
     /// Records the answer to a request that was made at `asked_at`, while the store is not in doubt.
@@ -144,12 +135,11 @@ impl Health {
         let mut state = lock(&self.state);
         self.heard_at
             .fetch_max(asked_at.as_nanos(), Ordering::Relaxed);
-        let is_over = |it: &mut Silence| asked_at >= it.noticed_at;
-        let Some(silence) = state.silence.take_if(is_over) else {
+        if state.failed_at.take_if(|at| asked_at >= *at).is_none() {
             return false;
-        };
+        }
         self.standing.store(ANSWERS, Ordering::SeqCst);
-        if silence.cause.is_some() {
+        if state.outage.take().is_some() {
             report_end();
             state.turns.end();
         }
@@ -176,38 +166,29 @@ impl Health {
             return;
         }
         let is_unavailable = error.kind() == ErrorKind::Unavailable;
-        let silence = state.silence.as_ref();
-        let is_outage = match unanswered.asked {
+        if let Some((_, cause)) = &mut state.outage {
+            if is_unavailable {
+                *cause = error.clone();
+            }
+            return;
+        }
+        let begins = match unanswered.asked {
             Asked::BesideAnswers => false,
             _ if is_unavailable || took >= MIN_TIME_OUT => true,
-            Asked::ForName => silence.is_some_and(|it| asked_at >= it.noticed_at),
+            Asked::ForName => state.failed_at.is_some_and(|at| asked_at >= at),
             Asked::ForLease => false,
         };
-        let begun = |cause| Silence {
-            since: asked_at,
-            noticed_at: now,
-            cause,
-        };
-        match &mut state.silence {
-            Some(Silence {
-                cause: Some(cause), ..
-            }) => {
-                if is_unavailable {
-                    *cause = error.clone();
-                }
-            }
-            silence if is_outage => {
-                // Nothing was granted to those that learn of it.
-                let cause = error.clone().with_kind(ErrorKind::Unavailable);
-                *silence = Some(begun(Some(cause)));
-                self.standing.store(SILENT, Ordering::SeqCst);
-                report_begin(asked_at);
-            }
-            silence => {
-                silence.get_or_insert(begun(None));
-                self.standing.store(IN_DOUBT, Ordering::SeqCst);
-            }
+        if !begins {
+            state.failed_at.get_or_insert(now);
+            self.standing.store(IN_DOUBT, Ordering::SeqCst);
+            return;
         }
+        state.failed_at = Some(now);
+        // Nothing was granted to those that learn of it.
+        let cause = error.clone().with_kind(ErrorKind::Unavailable);
+        state.outage = Some((asked_at, cause));
+        self.standing.store(SILENT, Ordering::SeqCst);
+        report_begin(asked_at);
     }
 
     /// Makes all acquisitions that wait for the end of an outage check the clock.

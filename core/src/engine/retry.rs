@@ -84,7 +84,7 @@ impl<'a> Retry<'a> {
     /// # Errors
     /// The error to end with.
     pub(super) fn before_first(&mut self) -> Result<(), Error> {
-        let Some(outage) = self.outage.as_mut().filter(|it| it.since().is_some()) else {
+        let Some(outage) = self.outage.as_mut().filter(|it| it.health.is_down()) else {
             return Ok(());
         };
         let waited = outage.wait(&self.limits, 0);
@@ -116,12 +116,8 @@ impl<'a> Retry<'a> {
         error: &Error,
         answered_at: Option<HostInstant>,
     ) -> Result<(), Error> {
-        let paused = self.try_pause(error, answered_at);
-        self.is_last |= paused.is_err();
-        paused
-    }
-
-    fn try_pause(&mut self, error: &Error, answered_at: Option<HostInstant>) -> Result<(), Error> {
+        // Unless all goes well.
+        let was_last = std::mem::replace(&mut self.is_last, true);
         let is_first = self.lost_reply.is_none();
         let may_pass = match error.kind() {
             ErrorKind::Unknown => {
@@ -150,20 +146,21 @@ impl<'a> Retry<'a> {
         // A store that has answered and failed behind the deadline is asked once more whether the name
         // is still held. After a lost reply that could grant what the caller no longer waits for.
         let asks_at_deadline = self.outage.is_some() && self.lost_reply.is_none();
-        if self.is_last || (is_over && !(answered_at.is_some() && asks_at_deadline)) {
+        if was_last || (is_over && !(answered_at.is_some() && asks_at_deadline)) {
             return Err(error.clone());
         }
-        match self.outage.as_mut().filter(|it| it.since().is_some()) {
+        match self.outage.as_mut().filter(|it| it.health.is_down()) {
             _ if is_over => {}
             Some(outage) => outage.wait(&self.limits, self.retries)?,
             None => self.limits.pause(backoff(self.retries)),
         }
         self.retries = self.retries.saturating_add(1);
         self.asked_at = self.limits.clock.now();
-        self.is_last = self.asked_at >= self.limits.until;
-        if self.limits.is_cancelled() || (self.is_last && !asks_at_deadline) {
+        let is_last = self.asked_at >= self.limits.until;
+        if self.limits.is_cancelled() || (is_last && !asks_at_deadline) {
             return Err(error.clone());
         }
+        self.is_last = is_last;
         Ok(())
     }
 
@@ -185,7 +182,7 @@ impl<'a> Retry<'a> {
         if !is_outage {
             return error;
         }
-        let since = outage.map(|it| it.since().unwrap_or(self.asked_at));
+        let since = outage.map(|it| it.health.outage().map_or(self.asked_at, |(since, _)| since));
         let now = self.limits.clock.now();
         let span = since.map_or(Duration::ZERO, |since| now.saturating_since(since));
         outlasted(error, span, may_be_granted)

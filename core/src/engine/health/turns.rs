@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam_utils::sync::{Parker, Unparker};
 
-use crate::clock::HostInstant;
 use crate::engine::backoff::{Limits, backoff, random};
 use crate::engine::timer::MAX_SLEEP;
 use crate::error::Error;
@@ -70,26 +69,14 @@ impl Turns {
 
 /// One acquisition that waits for the end of outages.
 pub(in crate::engine) struct OutageWait<'a> {
-    health: &'a Health,
+    pub(in crate::engine) health: &'a Health,
     /// Drawn when it waits in an outage; 0 before.
     ticket: u64,
-}
-
-impl State {
-    /// Returns the cause of the outage, if there is one.
-    fn cause(&self) -> Option<&Error> {
-        self.silence.as_ref()?.cause.as_ref()
-    }
 }
 
 impl<'a> OutageWait<'a> {
     pub(in crate::engine) fn new(health: &'a Health) -> Self {
         Self { health, ticket: 0 }
-    }
-
-    /// Returns since when there is an outage.
-    pub(in crate::engine) fn since(&self) -> Option<HostInstant> {
-        Some(self.health.outage()?.0)
     }
 
     /// Waits until this acquisition may ask: at once if there is no outage, after a back-off as the first, and else at
@@ -113,27 +100,24 @@ impl<'a> OutageWait<'a> {
         if state.turns.first() == Some(self.ticket) {
             state.turns.probes = state.turns.probes.saturating_add(1);
         }
-        let ticket = state.turns.enter(parker.unparker().clone());
-        state
-            .turns
-            .leave(std::mem::replace(&mut self.ticket, ticket));
+        state.turns.leave(self.ticket);
         let result = loop {
-            let Some(cause) = state.cause() else {
+            let State { outage, turns, .. } = &mut *state;
+            let Some((_, cause)) = outage else {
                 break Ok(());
             };
-            if !state.turns.waiting.contains_key(&self.ticket) {
-                // That outage has ended, and this is another one.
-                self.ticket = state.turns.enter(parker.unparker().clone());
+            // Behind all others; also if its outage has ended, and this is another one.
+            if !turns.waiting.contains_key(&self.ticket) {
+                self.ticket = turns.enter(parker.unparker().clone());
                 ask_at = None;
-                continue;
             }
             let left = limits.left();
             if limits.is_cancelled() || (left.is_zero() && ask_at.is_none()) {
                 break Err(cause.clone());
             }
             let mut limit = left.min(MAX_SLEEP);
-            if state.turns.first() == Some(self.ticket) {
-                let pause = backoff(retries.max(state.turns.probes)).min(left);
+            if turns.first() == Some(self.ticket) {
+                let pause = backoff(retries.max(turns.probes)).min(left);
                 let ask_at = *ask_at.get_or_insert_with(|| Instant::now() + pause);
                 let pause = ask_at.saturating_duration_since(Instant::now());
                 if left.is_zero() || pause.is_zero() {
@@ -147,7 +131,7 @@ impl<'a> OutageWait<'a> {
             parker.park_timeout(limit);
             state = lock(&self.health.state);
         };
-        let is_over = state.cause().is_none();
+        let is_over = state.outage.is_none();
         drop(state);
         if is_parked && is_over {
             limits.pause(MAX_DELAY.mul_f64(random()));
@@ -171,7 +155,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use crate::clock::{Clock, HostInstant, ManualClock};
     use crate::engine::health::{Asked, Unanswered};
     use crate::error::ErrorKind;
 
