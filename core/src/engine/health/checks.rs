@@ -2,7 +2,7 @@
 //! answer after an outage, gives a reason to doubt them.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
@@ -26,39 +26,39 @@ pub(in crate::engine) struct LeaseChecks {
     /// The number of rounds that have begun, in which all leases are verified. An answer to a question
     /// that was asked before the last one proves nothing.
     rounds: AtomicU64,
-    /// Whether the backend has noticed that leases may have ended.
-    is_noticed: AtomicBool,
-    /// Whether the store answers again after a request without an answer.
-    is_back: AtomicBool,
-    /// When one lease asks whether the store answers again, in nanoseconds.
-    probe_at: AtomicU64,
-    /// The number of batches of renewals that are queued or under way.
-    renewing: AtomicUsize,
     pace: Mutex<Pace>,
 }
 
 /// When the last round began, and how long the next one waits.
 #[derive(Default)]
 struct Pace {
+    /// Whether the backend has noticed that leases may have ended.
+    is_noticed: bool,
+    /// Whether the store answers again after a request without an answer.
+    is_back: bool,
     began: HostInstant,
     /// Whether renewals of the last round are under way.
     is_under_way: bool,
+    /// The number of batches of renewals that are queued or under way.
+    renewing: usize,
     /// The shortest time to the next round, for any reason: twice as long as the last one took.
     least_gap: Duration,
     /// The shortest time to the next round because the store answers again. It doubles while there is always such
     /// a reason, so that a store that fails now and then is not asked for all leases all the time.
     outage_gap: Duration,
+    /// When one lease asks whether the store answers again.
+    probe_at: HostInstant,
 }
 
 impl LeaseChecks {
     /// Makes a round due, since the backend has noticed that leases may have ended.
     pub(in crate::engine) fn note_losses(&self) {
-        self.is_noticed.store(true, Ordering::SeqCst);
+        lock(&self.pace).is_noticed = true;
     }
 
     /// Makes a round due, since the store answers again.
     pub(in crate::engine) fn note_return(&self) {
-        self.is_back.store(true, Ordering::SeqCst);
+        lock(&self.pace).is_back = true;
     }
 
     /// Returns the number of rounds so far, to be compared after an answer.
@@ -73,31 +73,25 @@ impl LeaseChecks {
         now: HostInstant,
         longest_gap: Duration,
     ) -> Option<HostInstant> {
-        let is_noticed = self.is_noticed.swap(false, Ordering::SeqCst);
-        let is_back = self.is_back.swap(false, Ordering::SeqCst);
-        if !is_noticed && !is_back {
-            return None;
-        }
-        let mut pace = lock(&self.pace);
-        let gap = match is_noticed {
-            true => pace.least_gap,
-            false => pace.least_gap.max(pace.outage_gap),
+        let pace = &mut *lock(&self.pace);
+        let gap = match (pace.is_noticed, pace.is_back) {
+            (false, false) => return None,
+            (true, _) => pace.least_gap,
+            (false, true) => pace.least_gap.max(pace.outage_gap),
         };
         let earliest = pace.began + gap;
         if now < earliest {
-            self.is_noticed.fetch_or(is_noticed, Ordering::SeqCst);
-            self.is_back.fetch_or(is_back, Ordering::SeqCst);
             return Some(earliest);
         }
-        if !is_noticed {
+        if !pace.is_noticed {
             let is_calm = now >= earliest + pace.outage_gap;
             pace.outage_gap = match is_calm {
                 true => MIN_ROUND_GAP,
                 false => (2 * pace.outage_gap).min(longest_gap.clamp(MIN_ROUND_GAP, MAX_ROUND_GAP)),
             };
         }
-        pace.began = now;
-        pace.is_under_way = true;
+        (pace.is_noticed, pace.is_back) = (false, false);
+        (pace.began, pace.is_under_way) = (now, true);
         pace.least_gap = MAX_ROUND_GAP;
         self.rounds.fetch_add(1, Ordering::SeqCst);
         Some(now)
@@ -105,33 +99,32 @@ impl LeaseChecks {
 
     /// Counts batches of renewals that begin.
     pub(in crate::engine) fn begin_renewals(&self, count: usize) {
-        self.renewing.fetch_add(count, Ordering::SeqCst);
+        lock(&self.pace).renewing += count;
     }
 
     /// Counts batches of renewals that have ended by `now`. The last of them ends the round. Returns whether
     /// another round is due.
     pub(in crate::engine) fn end_renewals(&self, count: usize, now: HostInstant) -> bool {
-        if self.renewing.fetch_sub(count, Ordering::SeqCst) == count {
-            let mut pace = lock(&self.pace);
-            if std::mem::take(&mut pace.is_under_way) {
-                let took = now.saturating_since(pace.began);
-                pace.least_gap = (2 * took).clamp(MIN_ROUND_GAP, MAX_ROUND_GAP);
-            }
+        let pace = &mut *lock(&self.pace);
+        pace.renewing -= count;
+        if pace.renewing == 0 && std::mem::take(&mut pace.is_under_way) {
+            let took = now.saturating_since(pace.began);
+            pace.least_gap = (2 * took).clamp(MIN_ROUND_GAP, MAX_ROUND_GAP);
         }
-        self.is_noticed.load(Ordering::SeqCst) || self.is_back.load(Ordering::SeqCst)
+        pace.is_noticed || pace.is_back
     }
 
     /// Returns how long a lease with this ttl, which got no answer at `now`, waits for its next renewal.
     /// One lease of the keeper asks again soon; the others are verified when it gets an answer. The one that was to
     /// ask may be released by then, or have asked already: so the others wait no longer than rounds do.
     pub(in crate::engine) fn retry_in(&self, now: HostInstant, ttl: Duration) -> Duration {
-        let pause = MAX_PROBE_PAUSE.min(ttl / 12).mul_f64(0.5 + random() / 2.0);
-        let (next, set) = ((now + pause).as_nanos(), Ordering::AcqRel);
-        let probes = |at: u64| (at <= now.as_nanos()).then_some(next);
-        match self.probe_at.fetch_update(set, Ordering::Acquire, probes) {
-            Ok(_) => pause,
-            Err(_) => MAX_ROUND_GAP.min(ttl / 12),
+        let probe_at = &mut lock(&self.pace).probe_at;
+        if now < *probe_at {
+            return MAX_ROUND_GAP.min(ttl / 12);
         }
+        let pause = MAX_PROBE_PAUSE.min(ttl / 12).mul_f64(0.5 + random() / 2.0);
+        *probe_at = now + pause;
+        pause
     }
 }
 
@@ -142,10 +135,10 @@ mod tests {
     const LONGEST_GAP: Duration = Duration::from_secs(50);
 
     /// Returns the milliseconds between rounds that are due all the time, and that take `took` each.
-    fn gaps(checks: &LeaseChecks, reason: &AtomicBool, took: Duration) -> [u128; 8] {
+    fn gaps(checks: &LeaseChecks, reason: fn(&LeaseChecks), took: Duration) -> [u128; 8] {
         let mut now = HostInstant::default() + Duration::from_secs(1);
         std::array::from_fn(|_| {
-            reason.store(true, Ordering::SeqCst);
+            reason(checks);
             let begins = checks.begin_round(now, LONGEST_GAP).unwrap();
             let gap = begins.saturating_since(now).as_millis();
             if begins > now {
@@ -162,7 +155,7 @@ mod tests {
     #[test]
     fn rounds_after_outages_slow_down_to_one_a_second() {
         let checks = LeaseChecks::default();
-        let gaps = gaps(&checks, &checks.is_back, Duration::ZERO);
+        let gaps = gaps(&checks, LeaseChecks::note_return, Duration::ZERO);
         assert_eq!(gaps, [0, 50, 100, 200, 400, 800, 1_000, 1_000]);
     }
 
@@ -171,7 +164,7 @@ mod tests {
         for (took, gap) in [(0, 50), (100, 200), (5_000, 1_000)] {
             let checks = LeaseChecks::default();
             let took = Duration::from_millis(took);
-            let gaps = gaps(&checks, &checks.is_noticed, took);
+            let gaps = gaps(&checks, LeaseChecks::note_losses, took);
             assert_eq!(gaps, [0, gap, gap, gap, gap, gap, gap, gap]);
         }
     }
@@ -182,7 +175,7 @@ mod tests {
         let checks = LeaseChecks::default();
         let now = HostInstant::default() + Duration::from_secs(1);
         for begins in [now, now + MAX_ROUND_GAP] {
-            checks.is_noticed.store(true, Ordering::SeqCst);
+            checks.note_losses();
             assert!(checks.begin_round(now, LONGEST_GAP) == Some(begins));
             checks.begin_renewals(1);
         }
