@@ -1,10 +1,9 @@
 //! Acquiring a name from the store, as the head of its wait queue.
 //!
 //! If a reply is missing at the deadline, the lock is busy if the store showed another holder shortly before. A
-//! waiter asks once a second, and a busy server may take longer than the 80 ms that are left then.
+//! busy server may take longer than the 80 ms that are left then.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::contract::provider::{AcquireRequest, ErasedLease, Grant};
@@ -21,10 +20,6 @@ use super::key::Key;
 use super::release_lease::is_no_answer;
 use super::waiter::WaitKind;
 use super::{ATTEMPT_LIMIT, Engine};
-
-/// A holder that the store showed at most this long before the end of a wait is still the answer while a reply is pending.
-/// Waiters ask once a second.
-const SEEN_LATELY: Duration = Duration::from_millis(1500);
 
 impl Acquisition<'_, '_> {
     /// Acquires the name from the store as the head of its queue.
@@ -68,13 +63,13 @@ impl Acquisition<'_, '_> {
     }
 
     /// Returns whether a wait that ended with this error ended as busy: the store showed another holder, and has failed
-    /// no request since. A busy store may take longer to reply than there was time, so a reply that is missing at the end
-    /// counts only if the holder was seen shortly before.
+    /// no request since. A busy store may take longer to reply than there was time. A store that has been silent for longer
+    /// than a request may take may be gone, and the holder with it.
     fn is_busy(&self, error: &Error) -> bool {
         let now = self.request.now();
         let is_over = self.request.deadline.is_some_and(|at| now >= at);
         let is_seen = self.busy_at.get().is_some_and(|at| match error.kind() {
-            ErrorKind::Unknown => now < at + SEEN_LATELY,
+            ErrorKind::Unknown => now < at + self.engine.capabilities.attempt_limit(),
             _ => error.is_not_sent(),
         });
         is_over && is_seen && !self.health().is_in_doubt()

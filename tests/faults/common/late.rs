@@ -99,7 +99,7 @@ fn wait_that_ends_before_a_late_reply_is_busy(kind: StoreKind) {
     let held = rival.lock("a").unwrap();
     let ends_as_busy = || {
         let (answer, met_delay) = thread::scope(|scope| {
-            let waiting = scope.spawn(|| slow.try_lock_for("a", Duration::from_secs(2)));
+            let waiting = scope.spawn(|| slow.try_lock_for("a", Duration::from_secs(1)));
             until("it waits", || {
                 server.queue_length("a") > 0 || waiting.is_finished()
             });
