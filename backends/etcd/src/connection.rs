@@ -22,18 +22,18 @@ use crate::wire::encoded;
 use failure::{Meaning, meaning};
 pub(crate) use watch::Watch;
 
-/// What the connections of a provider learn from each other.
+/// What the connections of a provider share.
 #[derive(Default)]
 pub(crate) struct Learned {
-    /// The number of the member that is asked first, modulo the number of members. It only grows.
+    /// The member that is asked first: this number modulo the number of members. It only grows.
     preferred: AtomicUsize,
-    /// What the last login gave.
+    /// The token of the last login.
     token: Mutex<Option<String>>,
     pub(crate) counts: Arc<Counts>,
 }
 
 impl Learned {
-    /// Makes the next connection lead to another member than the one of this number.
+    /// Makes the next connection use another member than this one.
     fn avoid(&self, member: usize) {
         let (set, next) = (Ordering::Relaxed, member.wrapping_add(1));
         // It fails if another thread has done so.
@@ -46,15 +46,15 @@ pub(crate) struct Connection {
     http: Http,
     open: OpenConnection,
     server: Server,
-    /// The number of the member. `None` for one that is asked aside: it serves no requests, and its failure says nothing
-    /// about the member that does.
+    /// The number of the member. `None` if the connection is only for a single question: then its failure says
+    /// nothing about the member that serves requests.
     member: Option<usize>,
     token: Option<String>,
     learned: Arc<Learned>,
 }
 
 impl lockkeeper_remote::Connection for Connection {
-    /// A connection to a member that another one has replaced takes no more requests.
+    /// A connection takes no more requests if another member has replaced its member.
     fn is_quiet(&mut self, _: Duration) -> bool {
         let preferred = self.learned.preferred.load(Ordering::Relaxed);
         self.member == Some(preferred) && self.http.is_quiet()
@@ -67,13 +67,13 @@ impl Connection {
         self.http.socket()
     }
 
-    /// Returns what closes the connection from another thread, also while a reply is waited for.
+    /// Returns a function that closes the connection from another thread, also during a wait for a reply.
     fn closer(&self) -> impl Fn() + Send + Sync + 'static {
         let socket = Arc::clone(self.http.socket());
         move || drop(socket.shutdown(Shutdown::Both))
     }
 
-    /// Returns whether new connections do not use the login of this one.
+    /// Returns whether new connections use another login than this one.
     fn login_has_ended(&self) -> bool {
         self.token.is_some() && *self.learned.token.lock() != self.token
     }
@@ -106,13 +106,14 @@ impl Connection {
         Err(self.refused(&reply))
     }
 
-    /// Asks for what grants nothing.
+    /// Makes a request that cannot grant anything.
     fn ask(&mut self, path: &str, body: &Value, limit: Duration) -> Result<Value, Error> {
         let reply = self.call(path, body, limit, None);
         reply.map_err(nothing_granted)
     }
 
-    /// Asks for the member's status. A user who may not have it, which etcd checks from 3.5 on, gets the header alone.
+    /// Asks for the member's status. From 3.5 on, etcd checks the user's permission; without it, the result is only
+    /// a header.
     fn status(&mut self, limit: Duration) -> Result<Value, Error> {
         match self.ask("/v3/maintenance/status", &json!({}), limit) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => self.header(limit),
@@ -133,8 +134,8 @@ impl Connection {
         id.and_then(|id| id.parse().ok()).ok_or_else(senseless)
     }
 
-    /// Leaves a member that does not reply to the connections that come. They log in anew: a cluster that was made anew
-    /// may not reply to the former token.
+    /// After a failure, makes the next connections use another member, and log in again. A new cluster at the same
+    /// addresses may not reply to the former token.
     fn noted<T>(&self, reply: Result<T, Failure>) -> Result<T, Failure> {
         if reply.is_err() {
             self.avoid();
@@ -176,8 +177,8 @@ impl Connection {
     }
 }
 
-/// Returns whether a reply is etcd's: all that a lock needs have a header, and those to keep-alives have it inside of a
-/// result.
+/// Returns whether a reply is from etcd. All replies that a lock needs have a header; replies to keep-alives have
+/// it in a result.
 fn has_header(reply: &Value) -> bool {
     let header = reply.get("header");
     header.or_else(|| reply.pointer("/result/header")).is_some()

@@ -1,18 +1,19 @@
 //! The etcd backend of [`lockkeeper`](https://docs.rs/lockkeeper): locks that outlive the loss of a server.
 //!
-//! All requests of a name are keys under one prefix, in the order of their creation. The keys before a request decide
-//! whether it is granted. A writer waits for all of them, a reader for the writers, and a permit for as many as there
-//! are too many. A key is bound to a lease, which etcd ends when its process is gone.
+//! All requests of a name are keys under one prefix, in the order of their creation. The earlier keys decide
+//! whether a request is granted. A writer waits for all of them, and a reader for the writers. A permit waits until
+//! there are fewer earlier permits than the limit. A key is bound to a lease, which etcd ends when its process is
+//! gone.
 
 // What must never be otherwise:
-// - In etcd the order in which the keys of a name were created is the queue, and nothing else is. A key is
-//   granted if the keys before it permit that, and no key is written anew to get ahead.
-// - A request to etcd without a reply binds no key to a lease that lives on. Its lease gets no further keys and
-//   no keep-alive; the keys of held locks move to another one at their next renewal.
+// - In etcd only the order in which the keys of a name were created is the queue. A key is granted if the
+//   keys before it permit that. No key is created again to change its position.
+// - A request to etcd without a reply must not bind a key to a lease that is kept alive. So its lease gets no
+//   further keys and no keep-alive. The keys of held locks move to another lease at their next renewal.
 // - Every grant in etcd reads or compares the base of the epochs in its own transaction. So no later grant has
-//   a smaller epoch, though openings raise the base.
+//   a smaller epoch, although openings raise the base.
 
-// The rooms, in the order in which one learns the store: driver, options, connection, wire, locks, operate.
+// The modules in reading order: driver, options, connection, wire, locks, operate.
 mod connection;
 mod driver;
 mod locks;

@@ -18,29 +18,30 @@ use crate::locks::wait::wait;
 use crate::store::Store;
 use crate::{BACKEND, EtcdLease, EtcdOptions};
 
-/// The largest limit of a semaphore: each attempt reads all its permits.
+/// The largest limit of a semaphore. Each attempt reads all its permits.
 const MAX_PERMITS: u32 = 1_000;
 
 /// Locks in one etcd cluster, for all programs that connect to it. Clones share their connections.
 ///
-/// The cluster decides by majority, so the loss of a member neither loses nor doubles a lock. A member that is
-/// down, or has no leader, is an outage to the requests that it had; the next ones go to another member.
+/// The cluster decides by majority, so the loss of a member neither loses a lock nor grants it twice. If a
+/// member is down or has no leader, that is an outage for the requests that it had. The next requests go to
+/// another member.
 ///
 /// Connections are opened when they are needed, at most [`EtcdOptions::pool_size`] of them, and kept. A thread
-/// watches on a connection of its own: for releases while callers wait, and for what ends leases from 50 ms after
-/// the first grant. Another thread ends leases that are no longer renewed.
+/// watches on another connection. While callers wait, it watches for releases. From 50 ms after the first grant,
+/// it watches for events that end leases. Another thread ends leases that are no longer renewed.
 ///
 /// # Limits
 /// - The ttl is a whole number of seconds. Its minimum is 1.5 times the election time-out of the cluster: 2 s by
 ///   default.
-/// - After an election, the new leader lets every lease live for its whole ttl and one election time-out more. So
-///   the name of a holder that has died is free that much later.
-/// - A client that outlives its lease can still write elsewhere. No lock prevents that, as Jepsen has shown for etcd
-///   3.4.3. A guard is lost at its own deadline before the cluster frees the name, and the token lets the data refuse
-///   a late write.
+/// - After an election, the new leader extends every lease to its whole ttl and one election time-out more. So
+///   the name of a dead holder becomes free that much later.
+/// - A client whose lease has ended can still write to the data. No lock prevents that, as Jepsen showed for etcd
+///   3.4.3. A guard is lost at its own deadline before the cluster frees the name, and the token lets the data
+///   refuse a late write.
 /// - A semaphore has at most 1,000 permits.
-/// - Released keys of shared locks and permits stay in etcd's index until the history is compacted. It visits them
-///   for each later request for the name. Where there are many, set `--auto-compaction-retention`.
+/// - Released keys of shared locks and permits stay in etcd's index until the history is compacted. Each later
+///   request for the name visits them. If there are many, set `--auto-compaction-retention`.
 /// - Finding a host's addresses takes as long as the system's resolver does.
 /// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone, Debug)]
@@ -49,20 +50,21 @@ pub struct EtcdProvider {
 }
 
 impl EtcdProvider {
-    /// Connects, logs in and tries whether the user may do what a lock needs, within the connect timeout. Locks
-    /// of two namespaces never meet.
+    /// Connects, logs in, and tries every request that a lock needs, within the connect timeout. Namespaces are
+    /// separate.
     ///
     /// # Errors
     /// - [`ErrorKind::Unavailable`] if no member can be reached, or there is no leader.
     /// - [`ErrorKind::PermissionDenied`] for a wrong password, a missing permission, or a certificate that is not
     ///   trusted.
-    /// - [`ErrorKind::Incompatible`] for what is no etcd server or speaks no TLS, and for members of two clusters.
+    /// - [`ErrorKind::Incompatible`] if a server is no etcd server or does not speak TLS, or if the members are of
+    ///   two clusters.
     /// - [`ErrorKind::InvalidValue`] for options out of bounds.
     pub fn open(options: &EtcdOptions, namespace: &str) -> Result<Self, Error> {
         Self::with_clock(options, namespace, Arc::new(SystemClock))
     }
 
-    /// Opens a provider that counts time on the clock of its keepers: see [`open`](Self::open).
+    /// Opens a provider with the clock of its keepers: see [`open`](Self::open).
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -140,7 +142,8 @@ impl Backend for EtcdProvider {
         }
     }
 
-    /// Deletes the keys of the request. What arrives later is bound to a lease that is not kept alive.
+    /// Deletes the keys of the request. Requests that arrive later bind keys only to a lease that is not kept
+    /// alive.
     fn abandon(&self, request: &AcquireRequest<'_>) {
         let _ = self.store.forget(request, request.end());
     }

@@ -43,8 +43,8 @@ impl Client {
         self.attempt
     }
 
-    /// Sends a request and reads the reply, until `until` and within the response timeout. Another member
-    /// is asked if the first cannot serve. A cancel closes the connection, and ends the call with that.
+    /// Sends a request and reads the reply, until `until` and within the response timeout. If the first
+    /// member cannot serve, asks another one. A cancel closes the connection, and so ends the call.
     pub(crate) fn call(
         &self,
         path: &str,

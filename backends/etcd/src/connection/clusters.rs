@@ -1,4 +1,4 @@
-//! Members of two clusters are refused: two programs could hold one lock, each in its own cluster.
+//! Refuses members of two clusters. Otherwise two programs could hold one lock, each in its own cluster.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -16,7 +16,7 @@ impl Connector {
             return Ok(());
         }
         let is_unknown = |member: &&Member| member.cluster.load(Ordering::Relaxed) == 0;
-        // At the same time, so that members which are cut off take the time of one.
+        // All members are asked at the same time, so that several silent members take the time of one.
         let answers: Vec<_> = thread::scope(|scope| {
             let unknown = self.members.iter().filter(is_unknown);
             let asked: Vec<_> = unknown
@@ -41,8 +41,8 @@ impl Connector {
 
     /// Refuses a member that is not in the cluster of the other listed members.
     ///
-    /// A cluster may have been made anew at its addresses. So a silent member of the former cluster is ignored if this
-    /// member was in it as well.
+    /// A new cluster may have replaced the former one at its addresses. So a silent member of the former cluster is
+    /// ignored if this member was in that cluster as well.
     pub(super) fn check_cluster(&self, member: &Member, cluster: u64) -> Result<(), Error> {
         let order = Ordering::Relaxed;
         let former = member.cluster.load(order);

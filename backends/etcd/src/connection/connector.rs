@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::{Connection, Learned};
 use crate::options::EtcdOptions;
 
-/// The longest time to connect to a member that is asked aside. Its reply may take longer: a login costs the server some
-/// 50 ms of CPU.
+/// The longest time to connect to a member for a single question. Its reply may take longer, since a login takes
+/// some 50 ms of the server's CPU.
 const ASIDE_CONNECT_TIME: Duration = Duration::from_millis(500);
 /// A record of TLS that is no handshake.
 const NO_HANDSHAKE: [u8; 10] = [22, 3, 1, 0, 5, 1, 0, 0, 1, 0];
@@ -26,12 +26,12 @@ pub(super) struct Member {
     server: Server,
     /// The id of the member's cluster, as the member told it last; 0 if unknown.
     pub(super) cluster: AtomicU64,
-    /// As it is named in the head of a request.
+    /// The host in the head of a request.
     pub(super) host: String,
 }
 
 impl Member {
-    /// Returns whether the member answers what is no handshake as TLS does.
+    /// Returns whether the member replies to an invalid handshake as TLS does.
     fn speaks_tls(&self) -> bool {
         let Ok(mut stream) = self.dialer.dial(&self.server, ASIDE_CONNECT_TIME) else {
             return false;
@@ -76,7 +76,7 @@ impl Connector {
         })
     }
 
-    /// Opens a connection to the first member that takes it, within `left` and the connect timeout.
+    /// Opens a connection to the first member that accepts one, within `left` and the connect timeout.
     pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
         let limit = left.min(self.limit);
         let began = Instant::now();
@@ -133,8 +133,8 @@ impl Connector {
         self.log_in_to(member, Some(number), left)
     }
 
-    /// Opens a connection to a member and makes a request, within `limit`. If the member does not know the last login,
-    /// the connection logs in anew.
+    /// Opens a connection to a member and makes a request, within `limit`. If the member does not know the last
+    /// login, the connection logs in again.
     pub(super) fn ask<T>(
         &self,
         member: &Member,
@@ -203,7 +203,7 @@ impl Connector {
         let stream = member.dialer.dial(&member.server, to_connect)?;
         let server = member.server.clone();
         let mut http = Http::new(stream, server.clone(), &member.host, self.tls.clone());
-        // A member without a leader says so at once.
+        // With this header, a member without a leader replies so at once.
         http.add_header("Grpc-Metadata-hasleader", "true");
         Ok(Connection {
             http,
@@ -215,8 +215,8 @@ impl Connector {
         })
     }
 
-    /// Returns the error for a member that wants TLS, if there is one and this connector speaks none. `error` is why it
-    /// was not opened.
+    /// Returns the error for a member that needs TLS, if there is one and this connector does not use TLS. `error`
+    /// is the error of opening.
     pub(crate) fn wanting_tls(&self, error: Error) -> Error {
         if self.tls.is_some() || error.is_unreachable() || !error.is_retryable() {
             return error;
@@ -232,7 +232,7 @@ impl Connector {
     }
 }
 
-/// Returns the share of one of the members that were not tried yet, in what is left of `limit`.
+/// Returns the share of one of the `untried` members in the rest of `limit`.
 fn share(limit: Duration, began: Instant, untried: usize) -> Duration {
     limit.saturating_sub(began.elapsed()) / u32::try_from(untried).unwrap_or(u32::MAX)
 }

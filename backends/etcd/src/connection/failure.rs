@@ -7,7 +7,7 @@ use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Failure, Server, nothing_granted};
 use serde_json::Value;
 
-/// What an error of the server says about the request.
+/// The meaning of a server's error for the request.
 pub(super) enum Meaning {
     /// The login has expired; nothing was done.
     LoginGone,
@@ -16,10 +16,10 @@ pub(super) enum Meaning {
     Other(Failure),
 }
 
-/// The refusals after which a request is made in another way. Each is the source of its error.
+/// The refusals after which a request is repeated in another way. Each is the source of its error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The lease that a key was to be bound to has ended.
+    /// The lease for a key has ended.
     LeaseGone,
     /// The transaction has more operations than the server takes.
     TooManyOperations,
@@ -64,14 +64,14 @@ pub(crate) fn at_opening(failure: Failure) -> Error {
     }
 }
 
-/// What one of the server's texts says.
+/// The meaning of one of the server's texts.
 enum Verdict {
     LoginGone,
-    /// The member cannot serve; this follows its address.
+    /// The member cannot serve. The text follows its address.
     Unfit(&'static str),
     /// The request may have been carried out.
     Unanswered,
-    /// The request was refused; this is what to do.
+    /// The request was refused. The text says what to do.
     Refused(ErrorKind, &'static str),
     /// As `Refused`, or as `Unfit` without a leader.
     Known(Refusal, &'static str),
@@ -101,7 +101,7 @@ fn verdict(said: &str) -> Option<Verdict> {
         () if has(&["not supported for learner"]) => {
             Unfit("is a learner, which serves no client; promote it, or leave it out of the URL")
         }
-        // The leader takes no request while it hands its office over.
+        // The leader takes no requests while it transfers the leadership.
         () if has(&["proposal dropped"]) => Unfit("is changing its leader"),
         () if has(&["timed out", "leader changed", "context", "transport"]) => Unanswered,
         // A member that stops says so also after it has proposed the request.
@@ -133,8 +133,8 @@ fn verdict(said: &str) -> Option<Verdict> {
 
 const LACKING: &str = "the server lacks what a lock needs; etcd from 3.4 on has it";
 
-/// Reads what is no reply to the request: an error of the gateway is a status other than 200, and a JSON object with
-/// the text.
+/// Reads a reply that is an error. The gateway's errors have another status than 200, and a JSON object with the
+/// text.
 pub(super) fn meaning(server: &Server, status: u16, body: &[u8]) -> Meaning {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
     // The last one is that of a stream, such as a keep-alive.
@@ -145,8 +145,8 @@ pub(super) fn meaning(server: &Server, status: u16, body: &[u8]) -> Meaning {
     };
     let unknown = || match status {
         404 => Verdict::Refused(ErrorKind::Incompatible, LACKING),
-        // A member that stops has several texts: "the client connection is closing" has the code of a cancelled call. What
-        // has failed inside of the server, or is the text of something in front of it, may have been carried out.
+        // A member that stops has several texts: "the client connection is closing" has the code of a cancelled
+        // call. A request that failed inside the server, or got the reply of a proxy, may have been carried out.
         _ if is_stopping(&body) || may_be_done(status) => Verdict::Unanswered,
         _ => Verdict::Refused(ErrorKind::Incompatible, "the server refuses"),
     };

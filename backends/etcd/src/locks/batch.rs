@@ -14,17 +14,17 @@ use crate::connection::failure::Refusal;
 use crate::store::Store;
 use crate::wire::txn::{Txn, TxnReply, put, unchanged};
 
-/// What an operation needs beside itself.
+/// The data that an operation needs for its transaction.
 enum Part<'a> {
     Attempt(Attempt<'a>, Bound),
-    /// The lease to be bound to, and when the renewal was asked for.
+    /// The lease to which the key is bound, and the time of the request.
     Renewal(Lease, HostInstant),
     Release,
 }
 
 /// Carries out all operations, and answers each.
 ///
-/// A server with a smaller `--max-txn-ops` refuses a batch and does nothing of it. Later batches are half as large.
+/// A server with a smaller `--max-txn-ops` refuses the whole batch. Later batches are half as large.
 pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) {
     let Some(until) = operations.iter().map(Operation::deadline).max() else {
         return;
@@ -34,13 +34,14 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
         let parts = operations.chunks_mut(most);
         return parts.for_each(|part| batch(store, part));
     }
-    // A cancel closes the connection, so it must not concern others.
+    // A cancel closes the connection, so only a single operation can be cancelled.
     let cancel = match operations {
         [Operation::Acquire(single)] => single.request.cancel(),
         _ => None,
     };
-    // Once more if a lease of this process turned out to have ended: then nothing was done. A renewal is
-    // repeated as well if its reply is missing, or if an earlier renewal has moved the key. That does no harm.
+    // If a lease of this process has ended, nothing was carried out, and the transactions are repeated once. A
+    // renewal is also repeated if its reply is missing, or if an earlier renewal moved the key. That does no
+    // harm.
     for is_last in [false, true] {
         let (asked, txns) = prepare(store, operations, until);
         if txns.is_empty() {
@@ -90,7 +91,7 @@ fn prepare<'o, 's, 'a: 's>(
 ) -> (Vec<Asked<'o, 'a, 's>>, Vec<Txn>) {
     // One keep-alive serves all renewals with the same ttl.
     let asked_at = store.client.clock.now();
-    // The first failure is that of all further operations: they are not to wait for another one.
+    // The first failure counts for all further operations, which must not wait for another one.
     let mut failed: Option<Failure> = None;
     let leased: HashSet<_> = operations.iter().filter_map(key_of).collect();
     let (mut asked, mut txns) = (Vec::new(), Vec::new());
@@ -151,7 +152,7 @@ fn renew(held: &EtcdLease, lease: Lease) -> Txn {
         return read;
     }
     Txn {
-        // A late move must not bind the key to a lease that this process has retired.
+        // With this condition, a late move does not bind the key to a lease that this process has retired.
         compare: vec![unchanged(&held.key, held.seen)],
         then: vec![put(&held.key, &held.value, lease.id)],
         // An earlier move whose reply is missing may have written it.
@@ -159,7 +160,7 @@ fn renew(held: &EtcdLease, lease: Lease) -> Txn {
     }
 }
 
-/// Answers an operation by the reply to its transaction. A renewal may have to be repeated.
+/// Sets the answer of an operation by the reply to its transaction. A renewal may have to be repeated.
 fn answer(
     store: &Store,
     operation: &mut Operation<'_, EtcdLease>,
@@ -186,8 +187,9 @@ fn answer(
     }
 }
 
-/// Returns what came of an attempt. If the name was not free, it goes on by itself: an earlier attempt of the request may
-/// have taken the name, the base of the epochs may have been raised, and a permit may be free beside others.
+/// Returns the result of an attempt. If the name was not free, the attempt continues alone. An earlier attempt of
+/// the request may have taken the name, or the base of the epochs may have been raised. A permit may be free beside
+/// others.
 fn attempted(
     mut attempt: Attempt<'_>,
     bound: &Bound,
@@ -204,8 +206,8 @@ fn attempted(
     }
 }
 
-/// Returns what came of a renewal: its key was moved, or found. `None` if the key is bound to another lease: an earlier
-/// renewal has moved it, and it is to be moved again.
+/// Returns the result of a renewal. `None` if the key is bound to another lease: then an earlier renewal moved it,
+/// and it must be moved again.
 fn renewed(
     store: &Store,
     renewal: &mut RenewRequest<'_, EtcdLease>,

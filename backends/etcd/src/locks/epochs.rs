@@ -1,8 +1,8 @@
 //! The epochs of grants: a base plus the revision of the grant.
 //!
-//! Revisions begin at 1 in a new cluster, so the base is the clock at the last opening minus the revision then. A
-//! restored snapshot has the former base with smaller revisions. If the epoch of a grant is not above the earlier ones,
-//! the base is raised.
+//! Revisions begin at 1 in a new cluster, so the base is the clock at the last opening minus the revision at that
+//! time. A restored snapshot has the former base, but smaller revisions. If the epoch of a grant is not above the
+//! earlier ones, the base is raised.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,8 +37,8 @@ impl Epochs {
         }
     }
 
-    /// Raises the base, and returns it. From the revision `granted` on (now, if `None`), epochs reach the clock and
-    /// exceed all that this provider has seen.
+    /// Raises the base, and returns it. From the revision `granted` on (`None`: the present one), epochs reach the
+    /// clock and exceed all epochs that this provider has seen.
     ///
     /// So epochs are larger than those of any other store and of a former cluster. Every grant reads or compares the
     /// base in its own transaction, so a later grant never has a smaller one.

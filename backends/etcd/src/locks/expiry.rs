@@ -1,7 +1,7 @@
 //! Ends the keys of leases that were not renewed in time, while other locks keep the shared lease in etcd alive.
 //!
-//! A lock with a fixed lease, or one whose guard was forgotten, is renewed no more, and its process lives on.
-//! One thread deletes such keys at their own end. When the process is gone, the lease in etcd ends with all keys.
+//! A lock with a fixed lease, or of a leaked guard, is no longer renewed while its process lives on. One thread
+//! deletes such keys at their own end. When the process is gone, the lease in etcd ends with all keys.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -52,10 +52,10 @@ impl Expiry {
         self.timer.start("lockkeeper-etcd", run)
     }
 
-    /// Enters a granted key, or moves its end to a later time.
+    /// Adds a granted key, or moves its end to a later time.
     ///
     /// A fixed lease is verified for the rest of its ttl, which the keeper counts from the last keep-alive before
-    /// its grant. The key is to have its whole ttl all the same.
+    /// its grant. The key still gets its whole ttl.
     pub(crate) fn enter(&self, key: &str, created: i64, lease: i64, ends: HostInstant) {
         let entry = Entry {
             ends,
@@ -68,7 +68,7 @@ impl Expiry {
             known.ends = known.ends.max(ends);
             known.lease = lease;
         } else {
-            // An earlier request had the key, which has ended.
+            // The former entry was an earlier request of the same key, which has ended.
             *known = entry;
         }
         if state.next.is_none_or(|next| ends < next) {
@@ -97,7 +97,7 @@ impl Expiry {
             let until = clock.now() + self.client.attempt();
             let delete = Txn::delete(&key, entry.created);
             if self.client.txn(delete, until, None).is_err() {
-                // The key is to end all the same. The keys of the other locks move to another lease.
+                // The key must end nevertheless. The keys of the other locks move to another lease.
                 self.leases.retire(entry.lease);
             }
         }

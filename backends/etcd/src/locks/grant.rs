@@ -1,12 +1,12 @@
 //! The transactions that take a name or queue for it, and the grants in their replies.
 //!
-//! etcd's gateway reads a field of the JSON once for each level of objects around it, so a free name takes the
-//! shortest transaction. To compare the last base costs some 20 % of a pair less than to read it and the rivals.
-//! Its value is compared: a cluster that was made anew may write its base at the same revision.
+//! etcd's gateway reads a field of the JSON once for each level of objects around it, so a free name uses the
+//! shortest transaction. Comparing the last base instead of reading it and the rivals saves some 20 % of a lock
+//! and its release. The value is compared, since a new cluster may write its base at the same revision.
 //!
 //! `CREATE > n` over a range without keys is false, since a missing key counts as created at 0. So a reader needs a
-//! second transaction inside of the first. No comparison counts, so a permit beside others costs a read, and a
-//! transaction that fails if anything was written in between.
+//! nested transaction. No comparison counts keys. So a permit beside others needs a read, and a transaction that
+//! fails if anything was written in between.
 
 use lockkeeper_core::{Grant, HostInstant, MAX_EPOCH, Mode};
 use lockkeeper_remote::{Failure, senseless};
@@ -26,7 +26,7 @@ use crate::wire::txn::{
 use crate::wire::{Found, KeyValue, Seen};
 
 impl Attempt<'_> {
-    /// Makes the request of a stage. That is a grant, or the keys of the name as far as they were read.
+    /// Makes the request of a stage. Returns a grant, or the keys of the name as far as they were read.
     pub(super) fn carry_out(
         &mut self,
         stage: Stage,
@@ -50,7 +50,8 @@ impl Attempt<'_> {
 
     /// Carries out a transaction that binds the key to a lease, until `until` or a cancel.
     ///
-    /// A request that is still under way must not bind the key to a lease that lives on.
+    /// After a lost reply, the lease is retired: the request must not bind the key to a lease that is kept
+    /// alive.
     fn txn(&self, txn: Txn, lease: Lease, until: HostInstant) -> Result<TxnReply, Failure> {
         let reply = self.store.client.txn(txn, until, self.request.cancel());
         if matches!(reply, Err(Failure::Unanswered(_))) || Refusal::LeaseGone.is_in(&reply) {
@@ -71,10 +72,11 @@ impl Attempt<'_> {
         vec![base, self.put(slot, bound)]
     }
 
-    /// Returns the transaction that takes the name if no rival is there. Otherwise it reads the keys of
-    /// the name, unless the request goes on to queue. There is no rival if the base of the epoch was raised.
+    /// Returns the transaction that takes the name if there is no rival. Otherwise it reads the keys of the
+    /// name, unless the request queues next. If the base of the epoch was raised, there may be no rival.
     ///
-    /// A free name is to cost little: a read of the base has a long reply, and a waiter reads the keys when it queues.
+    /// A free name should need little: reading the base makes the reply longer, and a waiter reads the keys when it
+    /// queues.
     pub(super) fn first(&self, bound: &Bound) -> Txn {
         let mode = self.request.mode();
         let known = bound.base.map(base_text);
@@ -100,11 +102,11 @@ impl Attempt<'_> {
         }
     }
 
-    /// Returns the transaction that takes the name if it is the turn of the request's key, and otherwise reads who
-    /// is before it.
+    /// Returns the transaction that takes the name if it is the turn of the request's key. Otherwise it reads the
+    /// keys before that key.
     ///
-    /// A late request must not bind a key that was granted meanwhile to a retired lease. So the key is to be as it
-    /// was last seen.
+    /// A late request must not bind a key that was granted meanwhile to a retired lease. So the key must be
+    /// unchanged since it was last seen.
     fn on_turn(&self, seen: Seen, bound: &Bound) -> Txn {
         let mode = self.request.mode();
         let rivals = self.keys.rivals(mode);
@@ -123,7 +125,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Returns the transaction that takes a permit, and otherwise reads the keys anew.
+    /// Returns the transaction that takes a permit, and otherwise reads the keys again.
     fn take_permit(&self, permit: Permit, bound: &Bound) -> Txn {
         let mut compare = vec![unchanged_since(&self.keys.all(), permit.revision)];
         let own = permit.own.map(|it| exists_since(&self.key, it.created));
@@ -135,8 +137,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Enters the queue, and reads it. A key that is there stays as it is: this request may be a late one, and the
-    /// key be granted meanwhile.
+    /// Enters the queue, and reads it. An existing key is not changed: this request may be late, and the key
+    /// granted meanwhile.
     fn enter(&mut self, until: HostInstant) -> Result<Found, Failure> {
         let lease = self.waiting_lease(until)?;
         let read = get(&self.keys.all());
@@ -153,7 +155,8 @@ impl Attempt<'_> {
         found.ok_or_else(|| Failure::Refused(senseless()))
     }
 
-    /// Moves a key that waits to the current lease for that, unless a request has written it since. It keeps its position.
+    /// Moves a waiting key to the current lease for waiters, unless a request has written the key since. It keeps
+    /// its position.
     pub(super) fn keep_place(&self, own: &KeyValue, until: HostInstant) -> Result<Seen, Failure> {
         let (lease, seen) = (self.waiting_lease(until)?, own.seen);
         if own.lease == lease.id {
@@ -173,8 +176,8 @@ impl Attempt<'_> {
         Ok(Seen { modified, ..seen })
     }
 
-    /// Reads the reply to a transaction that takes the name. `own` is the request's key, unless the transaction writes it
-    /// first.
+    /// Reads the reply to a transaction that takes the name. `own` is the request's key, if it existed before the
+    /// transaction.
     pub(super) fn read(
         &self,
         reply: TxnReply,
@@ -223,7 +226,7 @@ impl Attempt<'_> {
             // The cluster was wiped, or restored to a former state.
             _ => {
                 let raised = epochs.raise(Some(passed), until);
-                // The caller gets an error, and the key that was taken is to end.
+                // The caller gets an error, so the key that was taken must end.
                 raised.inspect_err(|_| store.leases.retire(bound.lease.id))?
             }
         };

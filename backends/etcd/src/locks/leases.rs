@@ -1,11 +1,11 @@
 //! The leases of a provider in etcd: one for each ttl in use, to which the keys of all its locks are bound.
 //!
-//! So a keep-alive serves all locks with one ttl, and an acquisition needs no lease of its own. A key ends with the
-//! lease, or by [`expiry`](super::expiry) when its own renewals stop while others keep the lease alive.
+//! So a keep-alive renews all locks with the same ttl, and an acquisition needs no new lease. A key ends with the
+//! lease. If only its own renewals stop, [`expiry`](super::expiry) ends it.
 //!
-//! A lease for each lock would cost each acquisition another write (`LeaseGrant` goes through the log), and each
-//! lock a keep-alive of its own. An acquisition needs a lease that was kept alive lately, and the guard counts from
-//! that keep-alive.
+//! With a lease for each lock, each acquisition would need another write (`LeaseGrant` goes through the log), and
+//! each lock another keep-alive. An acquisition needs a lease with a recent keep-alive, and the guard's time counts
+//! from that keep-alive.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -38,7 +38,7 @@ pub(crate) struct Leases {
     min_ttl: OnceLock<Duration>,
 }
 
-/// Returns the ttl of the lease for locks with `ttl`: etcd counts whole seconds.
+/// Returns the ttl in seconds of the lease for locks with `ttl`, since etcd counts whole seconds.
 fn seconds(ttl: Duration) -> u64 {
     ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)
 }
@@ -78,7 +78,7 @@ impl Leases {
             let known = self.current.lock().get(&seconds).copied();
             let Some(lease) = known else {
                 let (lease, _) = self.grant(seconds, until, cancel)?;
-                // Another thread may have entered one that was granted earlier.
+                // Another thread may have added a lease that was granted earlier.
                 self.add(seconds, lease);
                 continue;
             };
@@ -103,21 +103,21 @@ impl Leases {
         found.map(|(seconds, _)| Duration::from_secs(*seconds))
     }
 
-    /// Enters a lease, unless another thread was granted one meanwhile: the keys of a process are to share one.
+    /// Adds a lease, unless another thread has added one meanwhile. The keys of a process share one lease.
     fn add(&self, seconds: u64, lease: Lease) {
         self.current.lock().entry(seconds).or_insert(lease);
     }
 
-    /// Binds no more keys to a lease, and keeps it alive no more. Its keys move to another one when they are
-    /// renewed, and it ends within its ttl.
+    /// Stops binding keys to a lease, and stops its keep-alives. Its keys move to another lease when they
+    /// are renewed. The lease ends within its ttl.
     ///
-    /// A request whose reply is missing may be carried out later. What it writes then is bound to a lease
-    /// that ends, and not to one that this process keeps alive.
+    /// A request with a missing reply may be carried out later. Then its keys are bound to a lease that
+    /// ends, and not to one that this process keeps alive.
     pub(crate) fn retire(&self, id: i64) {
         self.current.lock().retain(|_, lease| lease.id != id);
     }
 
-    /// Retires the lease of the keys that wait, so that these end soon unless their waiters move them to another one.
+    /// Retires the lease of waiting keys. These end soon, unless their waiters move them to another lease.
     pub(crate) fn retire_waiting(&self) {
         self.current.lock().remove(&seconds(self.min_ttl()));
     }

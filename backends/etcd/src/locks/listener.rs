@@ -1,13 +1,13 @@
-//! The connection and the thread of a provider that watch: what may end leases, and while requests wait, the deletions of
-//! keys in the namespace.
+//! The connection and the thread of a provider that watch for events that may end leases. While requests wait, they
+//! also watch for deletions of keys in the namespace.
 //!
-//! A watch cannot be added to a stream that runs, so the thread opens another one for the first waiter. What may end
-//! leases is read when the watches are there, so nothing is missed in between; and requests that looked for their
-//! turn earlier look again. Without a notification, a waiter looks later.
+//! A watch cannot be added to a running stream, so the thread opens another stream for the first waiter. When the
+//! watches are confirmed, it reads the state of the leases, so no event in between is missed. Requests that checked
+//! for their turn earlier check again. Without a notification, a waiter checks later.
 //!
-//! Go's HTTP/1.1 server discards what it has not read of a body when it replies: of 200 streams with six watches,
-//! 19 lacked some. So a stream has two short watches at most, and is opened again unless both are confirmed. All
-//! watches begin at the present: etcd serves one that begins in the past only every 100 ms.
+//! When Go's HTTP/1.1 server replies, it discards the unread part of the request's body: of 200 streams with six
+//! watches, 19 lacked some. So a stream has at most two short watches, and is opened again unless both are
+//! confirmed. All watches begin at the present, since etcd serves a watch of the past only every 100 ms.
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -28,8 +28,8 @@ use crate::connection::client::Client;
 use crate::wire::keys::{CommonKeys, KeyRange};
 use crate::wire::{decoded, number, revision, watch, watch_deletions};
 
-/// A provider listens this long after its first grant, so that a program that only locks for a moment
-/// opens no second connection.
+/// The time from the first grant until the provider listens. So a program that locks only for a
+/// moment opens no second connection.
 const AFTER_FIRST_GRANT: Duration = Duration::from_millis(50);
 /// The longest time until the watches of a stream are confirmed, and for a read.
 const REPLY_TIME: Duration = Duration::from_secs(2);
@@ -37,7 +37,7 @@ const REPLY_TIME: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The waiters and keepers of a provider, and the stream that tells them.
+/// The waiters and keepers of a provider, and the stream that notifies them.
 pub(crate) struct Listener {
     client: Arc<Client>,
     keys: CommonKeys,
@@ -57,7 +57,7 @@ struct State {
     waiters: Waiters,
 }
 
-/// What shows that leases ended before their time.
+/// The events that show that leases ended early.
 #[derive(Default, PartialEq, Eq)]
 struct Endings {
     /// When `unlock` took a lock away; 0 if it never did.
@@ -84,8 +84,8 @@ impl Listener {
         }
     }
 
-    /// Registers a waiter for the name with these keys until the result is dropped. It waits for what was ahead at a
-    /// revision.
+    /// Registers a waiter for the name with these keys, until the result is dropped. The waiter waits for the keys
+    /// that were ahead at `revision`.
     pub(crate) fn enter(self: &Arc<Self>, keys: KeyRange, ahead: Ahead, revision: i64) -> Waiter {
         let parker = Parker::new();
         let signal = Signal {
@@ -97,14 +97,14 @@ impl Listener {
         if let Some(socket) = &state.socket
             && !state.is_for_waiters
         {
-            // It fails where the server has closed it already.
+            // It fails if the server has closed the socket already.
             let _ = socket.shutdown(Shutdown::Both);
         }
         match &state.thread {
             // It may pause before it connects again.
             Some(thread) if state.socket.is_none() => thread.unpark(),
             Some(_) => {}
-            // Without a thread, the waiter looks for itself.
+            // Without a thread, the waiter polls.
             None => state.thread = self.start(Duration::ZERO),
         }
         drop(state);
@@ -140,10 +140,10 @@ impl Listener {
         }
     }
 
-    /// Ends the listening if there is nothing to listen for: the next grant or waiter starts another
-    /// thread.
+    /// Returns whether there is nothing to listen for. Then the thread ends, and the next grant or
+    /// waiter starts another.
     fn rests(&self) -> bool {
-        // Locked, so that a waiter that comes now is either seen or starts the thread.
+        // Under the mutex, a waiter that comes now is either seen or starts the thread.
         let mut state = self.state.lock();
         let is_idle = self.verifiers.is_empty() && state.waiters.is_unused();
         let is_used = !state.is_closed && !is_idle;
@@ -158,7 +158,7 @@ impl Listener {
         let mut known = None;
         while !self.rests() {
             let began = Instant::now();
-            // Whatever ends a stream: another one follows.
+            // Whatever ends a stream, another one follows.
             let _ = self.listen(&mut known);
             let mut state = self.state.lock();
             let is_replaced = state.socket.take().is_some()
@@ -181,11 +181,9 @@ impl Listener {
         }
     }
 
-    /// Opens a stream, and listens until it ends or is of no use.
+    /// Opens a stream, and listens until it ends or is not needed.
     ///
-    /// Go's HTTP server discards what it has not read of a request when it begins its reply. So a stream has two watches
-    /// at the most, and each must be confirmed. The watch for waiters is the last: before its confirmation, the server
-    /// tells of no deletion.
+    /// The watch for waiters is the last one. Before its confirmation, the server reports no deletion.
     fn listen(&self, known: &mut Option<Endings>) -> Option<()> {
         let mut stream = Watch::new(self.client.connector.connect(Duration::MAX).ok()?);
         // Without it, neither a waiter nor a provider that is dropped could end the stream.
@@ -232,7 +230,7 @@ impl Listener {
         }
     }
 
-    /// Reads what ended leases so far, and verifies them unless that is `known`.
+    /// Reads the events that ended leases so far. Verifies all leases unless the events are `known`.
     fn compare(&self, known: &mut Option<Endings>) -> Option<()> {
         let until = self.client.clock.now() + REPLY_TIME;
         let found = self.client.read(&self.keys.all(), until, None).ok()?;
@@ -248,7 +246,7 @@ impl Listener {
         Some(())
     }
 
-    /// Tells waiters of the deletions that they wait for, and keepers of what ends leases.
+    /// Notifies waiters of the deletions that they wait for, and keepers of events that end leases.
     fn tell(&self, events: &[Value], known: &mut Option<Endings>) {
         let endings = known.get_or_insert_default();
         for event in events {
@@ -277,7 +275,7 @@ fn changed(event: &Value) -> Option<(String, i64)> {
     Some((decoded(key.get("key")?), number(key.get("mod_revision")?)))
 }
 
-/// A waiter; the listening thread knows it until it is dropped.
+/// A waiter. The listening thread knows it until it is dropped.
 pub(crate) struct Waiter {
     id: u64,
     keys: KeyRange,

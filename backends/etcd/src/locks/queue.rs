@@ -1,4 +1,4 @@
-//! Whose turn it is: the keys of a name, in the order of their creation, decide.
+//! The position of a request: the keys of a name, in the order of their creation, decide it.
 
 use lockkeeper_core::{Error, Mode, limit_mismatch};
 
@@ -6,7 +6,7 @@ use crate::wire::KeyValue;
 use crate::wire::entry::Entry;
 use crate::wire::keys::{KeyRange, NameKeys};
 
-/// What a request has to wait for.
+/// The keys that a request has to wait for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ahead {
     pub(crate) keys: KeyRange,
@@ -17,7 +17,7 @@ pub(crate) struct Ahead {
 /// The position of a request among those of its name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// The keys before it permit it this slot, which is 0 unless it is a permit.
+    /// The keys before it permit this slot, which is 0 unless it is a permit.
     Granted(u32),
     Waits(Ahead),
 }
@@ -38,7 +38,7 @@ pub(crate) fn turn(mode: Mode, keys: &NameKeys, all: &[KeyValue], created: Optio
             }),
         };
     }
-    // Only the last one before it matters: it goes after all that it waits for itself.
+    // Only the last rival before it matters: that one goes only after all that it waits for.
     let rivals = keys.rivals(mode);
     let rivals = before.filter(|it| rivals.contains(&it.key));
     match rivals.last() {
@@ -51,7 +51,7 @@ pub(crate) fn turn(mode: Mode, keys: &NameKeys, all: &[KeyValue], created: Optio
 }
 
 /// Returns the smallest slot that no other permit has. The request whose key was created at revision `own` may
-/// have a slot already: an earlier attempt took it, and its reply was lost.
+/// have a slot already, from an earlier attempt whose reply was lost.
 fn free_slot(all: &[KeyValue], own: Option<i64>) -> u32 {
     let mut taken: Vec<_> = all
         .iter()
@@ -70,7 +70,7 @@ fn free_slot(all: &[KeyValue], own: Option<i64>) -> u32 {
     free
 }
 
-/// Checks that all permits that are held have this limit.
+/// Checks that all held permits have this limit.
 pub(crate) fn check_limit(mode: Mode, all: &[KeyValue]) -> Result<(), Error> {
     let Some(limit) = mode.limit() else {
         return Ok(());

@@ -1,10 +1,10 @@
 //! Transactions of many callers in one request.
 //!
-//! The server takes half the time for one transaction with all conditions as for one that has the others inside. But it
-//! does nothing if one name is taken, so the others follow.
+//! One transaction with all conditions takes the server half the time of one with nested transactions. But it does
+//! nothing if one name is taken. Then the nested form follows.
 //!
-//! Of 32 pairs, each cost the server 110 µs of CPU in one transaction with all conditions, and 218 µs as a
-//! transaction inside of another one. In a request of its own it cost 930 µs.
+//! Each of 32 pairs took 110 µs of the server's CPU in one transaction with all conditions. Nested
+//! transactions took 218 µs for each pair, and separate requests 930 µs.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -14,17 +14,18 @@ use lockkeeper_remote::Failure;
 use crate::connection::client::Client;
 use crate::wire::txn::{Txn, TxnReply};
 
-/// How many transactions travel together at the most. etcd takes 128 operations in a transaction by default, and counts
-/// those of the largest transaction inside of it as well. It also takes no more comparisons than operations.
+/// The largest number of transactions that are sent together. By default, etcd takes 128 operations in a
+/// transaction, including those of the largest nested transaction. It takes as many comparisons.
 pub(crate) const BATCH: usize = 120;
-/// How many requests are not joined after one in which a condition was false. Then conditions are often false.
+/// The number of requests with nested transactions after one in which a condition was false. Then conditions
+/// are often false.
 const PAUSE: u32 = 16;
 
 /// How a provider carries out transactions together.
 pub(crate) struct Together {
-    /// How many travel together: less than [`BATCH`] where the server has refused so many.
+    /// The largest number that is sent together: less than [`BATCH`] after the server refused so many.
     most: AtomicUsize,
-    /// How many requests to come are not joined.
+    /// The number of next requests with nested transactions.
     unjoined: AtomicU32,
 }
 
@@ -38,12 +39,12 @@ impl Default for Together {
 }
 
 impl Together {
-    /// Returns how many transactions travel together at the most.
+    /// Returns the largest number of transactions that are sent together.
     pub(super) fn most(&self) -> usize {
         self.most.load(Ordering::Relaxed)
     }
 
-    /// Makes fewer travel together from now on: the server has refused so many.
+    /// Halves the number that is sent together, after the server refused so many.
     pub(super) fn halve(&self, refused: usize) {
         self.most.store(refused / 2, Ordering::Relaxed);
     }
