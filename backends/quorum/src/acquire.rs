@@ -1,20 +1,21 @@
 //! Acquiring a name. A caller first asks all members at the same time. If the name is not free, it waits in the queue of
 //! one member. When that member grants the name, the caller asks the other members to grant it with the same epoch.
 //!
-//! Every caller begins at the first member that it can reach. So the first member says whose turn it is, and wakes one
-//! waiter after the other. If two callers begin at different members, a majority still decides: only the order of the
-//! callers is lost.
+//! Every caller begins at the first member that it can reach. So the first member decides the order, and notifies
+//! one waiter after the other. If two callers begin at different members, a majority still decides, but the order
+//! of the callers is lost.
 //!
-//! A caller of a free name also waits for the first member, 0.25 s at most, which may have reserved the name for a
-//! waiter. Then the caller gives the others back. Otherwise single attempts would pass such waiters.
+//! A caller of a free name also waits for the first member's vote, 0.25 s at most. If that member has reserved the
+//! name for a waiter, the caller releases the other leases. Otherwise single attempts would overtake such waiters.
 //!
-//! A caller with its turn asks the other members again while they are not free, since releases may reach them
-//! later. Of two callers with a part each, the one with the earlier member in the URL goes first. A single attempt
-//! asks again for 0.25 s, a caller that waits for 0.75 s: a vote lasts 0.25 s while a member is slow. With 0.25 s
-//! for both, two callers gave way to each other forever in 47 of 100 schedules of `simulation.rs`.
+//! A caller that is first at its member asks the other members again while they are not free, since releases may
+//! reach them later. If two callers have leases of different members, the caller with the earlier member in the
+//! URL goes first. A single attempt repeats this for 0.25 s, and a waiting caller for 0.75 s: a vote lasts 0.25
+//! s while a member is slow. With 0.25 s for both, two callers gave way to each other forever in 47 of 100
+//! schedules of `simulation.rs`.
 //!
-//! A caller that finds another holder at later members gives its turn back, and waits at the first of these. That
-//! holder got the name while the first member was out of reach.
+//! If a caller finds another holder at later members, it gives its turn back, and waits at the first of those
+//! members. That holder got the name while the first member was out of reach.
 
 mod vote;
 
@@ -33,12 +34,12 @@ use crate::provider::{Quorum, few_members};
 
 /// The mean pause before another vote. It doubles with each vote.
 const PAUSE: Duration = Duration::from_millis(1);
-/// For how long callers ask the first member alone after one has met another holder or waiter. Attempts at all
-/// members would disturb those who have their turn.
+/// The time for which callers ask only the first member, after one of them met another holder or waiter.
+/// Attempts at all members would disturb the caller that is first.
 const CONTENDED: Duration = Duration::from_secs(1);
 /// The time for a vote at the end of a wait. The caller returns 100 ms after that at the latest.
 const GRACE: Duration = Duration::from_millis(80);
-/// How often the pause doubles.
+/// How many times the pause doubles.
 const DOUBLINGS: u32 = 4;
 
 /// The leases that the caller has before a vote, with their epochs.
@@ -48,12 +49,12 @@ type Leases = Vec<Option<(ErasedLease, u64)>>;
 enum Step {
     /// The caller makes an attempt at the first member that answers.
     Enter,
-    /// The caller asks for the rest of a majority. This member has granted the name, or is asked with all others, since
-    /// the name is probably free.
+    /// The caller asks for the rest of a majority. This member has granted the name; or the name is probably free,
+    /// and this member is asked with all others.
     TakeTurn(usize),
     /// The caller waits at this member, which has another holder or waiter that goes first.
     Wait(usize),
-    /// The caller has the name, or gives up: the wait is over, or was cancelled.
+    /// The caller has the name, or the wait is over or was cancelled.
     End(Option<Grant<QuorumLease>>),
 }
 
@@ -61,14 +62,14 @@ enum Step {
 pub(crate) struct Acquisition<'a> {
     quorum: &'a Quorum,
     request: &'a AcquireRequest<'a>,
-    /// What was granted already, and when that was requested.
+    /// The leases that were granted so far, and the time of the first request.
     leases: Leases,
     asked_at: Option<HostInstant>,
-    /// The epoch to propose, if it is that of a lease.
+    /// The epoch of a lease, which is proposed to the others.
     epoch: Option<u64>,
     /// How often an epoch was too small. After that the first member gets a proposal, too.
     refused: u32,
-    /// The smallest epoch that the members may take after that.
+    /// The smallest epoch that the members may accept after a refusal.
     least_epoch: u64,
     /// How often a wait at a member failed.
     failed: u32,
@@ -101,7 +102,8 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Returns the first member if the name is probably free: no caller of this process has met another holder lately.
+    /// Returns the first member if the name is probably free, since no caller of this process has met another
+    /// holder recently.
     fn free_at(&self) -> Option<usize> {
         let until = self.quorum.contended_until.load(Ordering::Relaxed);
         let is_contended = self.request.now().as_nanos() < until;
@@ -109,7 +111,7 @@ impl<'a> Acquisition<'a> {
         (!is_contended && !first.is_slow()).then_some(first.index)
     }
 
-    /// Returns the time until which members vote: that of an attempt, and not long after the end of a wait.
+    /// Returns the end of a vote: the limit of an attempt, but soon after the end of the wait.
     fn end_of_vote(&self) -> HostInstant {
         let attempt = self.request.now() + self.quorum.attempt_limit;
         attempt.min(self.end())
@@ -122,7 +124,7 @@ impl<'a> Acquisition<'a> {
         deadline.map_or(end, |deadline| end.min(deadline + GRACE))
     }
 
-    /// Returns whether the caller does not wait any longer.
+    /// Returns whether the caller's wait is over or cancelled.
     fn is_over(&self) -> bool {
         let is_late = |deadline| self.request.now() >= deadline;
         self.request.is_cancelled() || self.request.deadline().is_some_and(is_late)
@@ -133,7 +135,7 @@ impl<'a> Acquisition<'a> {
         let quorum = self.quorum;
         let deadline = self.end_of_vote();
         let mut cause = None;
-        // A member that takes long is passed over, unless all of them do.
+        // A slow member is skipped, unless all members are slow.
         for patience in [PATIENCE, quorum.attempt_limit] {
             let mut failed = 0;
             for member in quorum.by_turn() {
@@ -175,7 +177,7 @@ impl<'a> Acquisition<'a> {
                 self.give_way(&hold);
                 return Ok((Vote::Pending, None));
             }
-            // A grant may have come just now, and a later one is given back.
+            // A grant may have come just now. A later one is released.
             if let Some((_, lease, epoch)) = hold.give_up().pop() {
                 self.keep_first(member, lease, epoch, now);
                 return Ok((Vote::Granted(epoch), None));
@@ -187,8 +189,8 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Asks members that have granted nothing for a vote on an epoch, or for a grant with an epoch of their own, until
-    /// `deadline`. A cancel ends the waits for their votes until the second result is dropped.
+    /// Asks members without a lease for a vote on an epoch, or for a grant with an epoch that they choose, until
+    /// `deadline`. Until the second result is dropped, a cancel ends the waits for their votes.
     fn propose(
         &self,
         leases: Leases,
@@ -214,7 +216,7 @@ impl<'a> Acquisition<'a> {
         (hold, wake)
     }
 
-    /// Waits in the queue of a member, if the caller waits at all.
+    /// Waits in the queue of a member, if the request has a wait.
     fn wait(&mut self, member: usize) -> Result<Step, Error> {
         let (quorum, request) = (self.quorum, self.request);
         let until = request.now() + CONTENDED;
@@ -268,8 +270,8 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Sleeps before something is tried again that was tried again so often, until a cancel or the end of the wait at
-    /// most. No member tells when another one has released the name.
+    /// Sleeps before retry number `repeats`, at most until a cancel or the end of the wait. No member notifies of
+    /// releases at another member.
     fn pause(&self, repeats: u32) {
         let pause = PAUSE * (1 << repeats.min(DOUBLINGS));
         let pause = pause.mul_f64(0.5 + fastrand::f64());
@@ -285,7 +287,7 @@ impl<'a> Acquisition<'a> {
                 let _ = cancelled.send(());
             })
         });
-        // `wake` lives until then, so only a cancel ends the pause early.
+        // `wake` lives until the end of the pause, so only a cancel ends the pause early.
         let _ = woken.recv_timeout(left.map_or(pause, |left| pause.min(left)));
         drop(wake);
     }

@@ -1,4 +1,4 @@
-//! The operators' interface: what a majority of the members say.
+//! The interface for operators: the combined answers of a majority of the members.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,12 +13,12 @@ use crate::ballot::majority;
 use crate::member::Task;
 use crate::provider::{Quorum, few_members};
 
-/// How far the epochs of one grant are apart: a member may count by the microsecond.
+/// The largest difference between the epochs of one grant, since a member may count in microseconds.
 const SAME_GRANT: u64 = 17;
 /// A question of an operator to one member.
 type Question<T> = fn(&dyn Admin, &Asked) -> Result<T, Error>;
 
-/// What a question is about.
+/// The arguments of a question.
 #[derive(Clone)]
 struct Asked {
     name: Option<LockName>,
@@ -34,7 +34,7 @@ impl fmt::Debug for Quorum {
 }
 
 impl Quorum {
-    /// Asks all members at the same time. Returns the answer of each member, or why there is none.
+    /// Asks all members at the same time. Returns the answer or the error of each member.
     fn ask<T: Send + 'static>(
         &self,
         asked: &Asked,
@@ -88,17 +88,17 @@ impl Quorum {
         }
     }
 
-    /// Returns how many of the members that answered must have a grant that a majority may hold.
+    /// Returns how many of the members that answered must have a grant, if a majority may hold it.
     fn needed(&self, answered: usize) -> usize {
         let silent = self.members.len() - answered;
         majority(self.members.len()).saturating_sub(silent).max(1)
     }
 
-    /// Returns the grants that a majority may hold: what the members that did not answer say is not known.
+    /// Returns the grants that a majority may hold. Members that did not answer may have any of them.
     ///
-    /// Leases of one process are one grant, since a regained lease has an epoch of its own. So a grant without a guard may
-    /// be among them: leases that a process has left at a majority of the members. A release without a reply and a failed
-    /// vote can leave them. Such a grant is shown until their ttl is over.
+    /// All leases of one process count as one grant, since a regained lease has another epoch. So there may be a
+    /// grant without a guard: leases that a process left at a majority of the members. A release without a reply or
+    /// a failed vote leaves such leases. They are shown until their ttl is over.
     fn majority_of<K: Ord>(&self, answers: Vec<Vec<(K, HeldName)>>) -> Vec<(K, HeldName)> {
         let needed = self.needed(answers.len());
         let mut names: BTreeMap<(K, String), Vec<(usize, HeldName)>> = BTreeMap::new();
@@ -118,7 +118,7 @@ impl Quorum {
             // The largest epoch is that of a member that counts as finely as the proposals.
             let (_, finest) = grant.last().filter(|_| grant.len() >= needed)?;
             let epoch = finest.epoch.unwrap_or_default();
-            // The first member granted the name first, and the last one may have yet to.
+            // The first member was the first to grant the name, so it knows its age best.
             let (_, first) = grant.iter().min_by_key(|(member, _)| member)?;
             let remaining = grant.iter().filter_map(|(_, it)| it.remaining).min();
             // A caller waits at one member.
@@ -139,8 +139,7 @@ impl Quorum {
     }
 }
 
-/// Returns whether two leases of a name are of one process. If a member has granted a lease anew, its epoch is another
-/// one.
+/// Returns whether two leases of a name are of one process. If a member granted a lease again, the epochs differ.
 fn is_same_process(a: &Holder, b: &Holder) -> bool {
     a.pid.is_some() && a.host.is_some() && (a.pid, &a.host) == (b.pid, &b.host)
 }
@@ -189,7 +188,7 @@ impl Admin for Quorum {
                 let wanted = asked.held.as_ref().map(|held| &held.holder);
                 wanted.is_some_and(|wanted| is_same_process(wanted, &held.holder))
             };
-            // The mark is the largest epoch of the grant: what the process was granted later stays.
+            // The mark is the largest epoch of the grant. A later grant of the process stays.
             let is_same = |held: &HeldName| match (held.epoch, wanted) {
                 (Some(epoch), Some(wanted)) => {
                     epoch.abs_diff(wanted) < SAME_GRANT || epoch < wanted && is_of_holder(held)

@@ -1,31 +1,31 @@
 //! The epochs that a provider proposes.
 //!
-//! Redis counts the epochs of a namespace together, so a proposal for one name can be too small for another one's.
-//! The lead is measured when the answer comes. Measured from the proposal, it would grow with each pair of
-//! proposals that cross, and tokens would leave the clocks.
+//! Redis has one epoch for all names of a namespace, so a proposal for one name can be too small because of
+//! another name. The lead is measured when the answer comes. Measured from the proposal, it would grow with each
+//! pair of crossing proposals, and tokens would get far ahead of the clocks.
 //!
-//! Refused proposers also raise each other's lead by what messages are late: with members that were slow for seconds, by
-//! 13 s in two minutes. Tokens that are ahead of the clocks would fall back when the members forget them. So a lead ends
-//! with time: proposals grow by three quarters of the time until the clock has caught up with them.
+//! Refused proposers also raise each other's lead by the delay of messages: with members that were slow for
+//! seconds, by 13 s in two minutes. Tokens ahead of the clocks would fall back when the members forget them. So the
+//! lead shrinks: proposals grow by three quarters of the passed time until the clock has caught up.
 
 use std::time::SystemTime;
 
 use lockkeeper_core::{epoch_at, epochs_in};
 
-/// Chooses epochs that follow the wall clock and are larger than all that the members have told.
+/// Chooses epochs that follow the wall clock and are larger than all epochs that the members replied.
 #[derive(Debug, Default)]
 pub(crate) struct Epochs {
     /// The last proposal.
     last: u64,
-    /// How far the epochs of the members are ahead of the wall clock of this host. Where the clock of another
-    /// proposer is ahead, only the first proposals are refused.
+    /// How far the members' epochs are ahead of this host's wall clock. So if the clock of another proposer
+    /// is ahead, only the first proposals are refused.
     ahead: u64,
     /// When the lead was last lowered.
     lowered: Option<SystemTime>,
 }
 
-/// Which part of the time since the last proposal lowers the lead. All proposers lower theirs alike, however often they
-/// propose, so that proposals that cross are still in the order of time.
+/// The lead shrinks by one part in this number of the time since the last proposal. All proposers do the same,
+/// however often they propose, so that crossing proposals are still in the order of time.
 const LOWERED: u64 = 4;
 
 impl Epochs {
@@ -46,8 +46,7 @@ impl Epochs {
     }
 }
 
-/// Returns the first epoch that is not smaller, and is that of a whole microsecond: Redis counts these, and tells
-/// operators no other ones.
+/// Returns the next epoch of a whole microsecond, since Redis counts microseconds.
 fn whole(epoch: u64) -> u64 {
     let micros = (u128::from(epoch) * 1_000_000).div_ceil(1 << 24);
     u64::try_from((micros << 24) / 1_000_000).unwrap_or(u64::MAX)

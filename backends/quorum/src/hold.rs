@@ -13,9 +13,10 @@ use lockkeeper_core::{
 use crate::ballot::{Answer, Ballot, Decision, Vote};
 use crate::lock;
 
-/// How long a majority that has answered waits for the other members. A member that takes longer is slow.
+/// How long the other members are waited for after a majority has answered. A member that takes longer is
+/// slow.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
-/// The time in which a lease that is of no use is given back.
+/// The time for the release of an unneeded lease.
 pub(crate) const GIVE_BACK: Duration = Duration::from_secs(2);
 /// The longest sleep before the clock is read again: time-outs do not advance while the host is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -36,31 +37,31 @@ pub(crate) struct Hold {
 
 struct State {
     ballot: Ballot,
-    /// Whether the leases are to be released, also those that come late.
+    /// Whether the leases must be released, also leases that come late.
     is_over: bool,
     slots: Vec<Slot>,
     /// The answers to the last renewal or release.
     answers: Vec<Answer>,
     /// The last renewal.
     renewal: Round,
-    /// What the first member that failed has said.
+    /// The error of the first member that failed.
     error: Option<Error>,
 }
 
 /// One renewal of all leases.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Round {
-    /// Counts renewals. The answer to an earlier one proves nothing.
+    /// The number of the renewal. An answer to an earlier renewal proves nothing.
     pub(crate) number: u64,
     pub(crate) ttl: Duration,
     pub(crate) deadline: HostInstant,
 }
 
-/// What the worker of a member asks its store for a hold.
+/// A request for a hold that the worker of a member makes to its store.
 pub(crate) struct Job {
     pub(crate) hold: Arc<Hold>,
     pub(crate) ask: Ask,
-    /// An answer after this is of no use.
+    /// The end of the wait for the answer.
     pub(crate) deadline: HostInstant,
 }
 
@@ -71,7 +72,7 @@ pub(crate) enum Ask {
         ttl: Duration,
     },
     Renew(Round, ErasedLease),
-    /// A release, which is repeated until the lease has ended.
+    /// A release, which is repeated until the lease has ended by itself.
     Release(ErasedLease, HostInstant),
 }
 
@@ -107,9 +108,9 @@ enum Slot {
     /// The member did not grant the lease, or was found to have lost it, at this time.
     Lost(HostInstant),
     Idle(ErasedLease),
-    /// The worker of the member asks for it, renews it or releases it.
+    /// The worker of the member is requesting, renewing or releasing the lease.
     Away,
-    /// The worker of the member asks for it anew.
+    /// The worker of the member is requesting the lease again.
     Regained,
     Released,
 }
@@ -122,8 +123,8 @@ impl fmt::Debug for Hold {
 }
 
 impl Hold {
-    /// Begins a vote on an epoch. `leases` has the lease and its epoch for each member that has granted already.
-    /// Of the others, those are asked of which `is_asked` says so.
+    /// Begins a vote on an epoch. `leases` has the leases, with their epochs, of members that have granted
+    /// already. Of the other members, those with `is_asked` are asked.
     pub(crate) fn new(
         name: LockName,
         ttl: Duration,
@@ -169,7 +170,8 @@ impl Hold {
         request.cancel().map(|cancel| cancel.on_cancel(wake))
     }
 
-    /// Waits for what `poll` finds. Until then it returns when it is to be called again at the latest.
+    /// Waits until `poll` returns a result. Before that, `poll` returns the time of its next call at the
+    /// latest.
     fn wait<T>(
         &self,
         clock: &dyn Clock,
@@ -222,8 +224,8 @@ impl Hold {
         })
     }
 
-    /// Records the vote of a member, which came at `now`. A regained lease that comes at `deadline` or later is of no use.
-    /// Returns what the worker does with a lease that the hold does not keep, or that a renewal waits for.
+    /// Records the vote of a member, which came at `now`. A regained lease that comes at `deadline` or later does
+    /// not count. Returns the worker's next request, if the hold does not keep the lease or a renewal waits for it.
     pub(crate) fn voted(
         self: &Arc<Self>,
         member: usize,
@@ -259,15 +261,15 @@ impl Hold {
             Some(lease) => (None, Slot::Idle(lease)),
             None => (None, Slot::Lost(now)),
         };
-        // What was not granted needs no renewal and no release.
+        // Without a grant, there is no renewal and no release.
         let answer = matches!(slot, Slot::Lost(_)).then_some(Answer::Lost);
         state.put(member, slot, answer);
         self.changed.notify_all();
         next
     }
 
-    /// Takes the leases that no worker has, with the epochs that they were granted with. Those that come later
-    /// are released by the workers.
+    /// Takes the leases that no worker has, with the epochs of their grants. The workers release leases that
+    /// come later.
     pub(crate) fn give_up(&self) -> Vec<(usize, ErasedLease, u64)> {
         let mut state = lock(&self.state);
         state.is_over = true;
@@ -296,8 +298,8 @@ impl State {
         }
     }
 
-    /// Begins to ask all members. A member without a lease has lost it. A member whose worker has the lease answers
-    /// later.
+    /// Begins a request to all members. A member without a lease counts as lost. If the worker of a member has the
+    /// lease, the answer comes later.
     fn begin(&mut self) -> Vec<(usize, ErasedLease)> {
         self.error = None;
         let mut leases = Vec::new();

@@ -1,4 +1,4 @@
-//! One member: the store, which is opened when it can be reached, and the queue of its worker.
+//! A member: its store, which is opened when it can be reached, and the queue of its worker.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ const OPEN_EVERY: Duration = Duration::from_millis(500);
 /// The mean pause before a release that failed is repeated.
 const RELEASE_EVERY: Duration = Duration::from_millis(200);
 
-/// A question of an operator, with the store or why it cannot be asked.
+/// A question of an operator. Its argument is the store, or the error why it cannot be asked.
 pub(crate) type Question = Box<dyn FnOnce(Result<&dyn LockProvider, Error>) + Send>;
 
 pub(crate) struct Member {
@@ -30,7 +30,7 @@ pub(crate) struct Member {
     store: Mutex<Store>,
     queue: Mutex<Queue>,
     posted: Condvar,
-    /// Since when the worker is in a call of the store, in nanoseconds; 0 if it is not.
+    /// The start of the worker's current call of the store, in nanoseconds; 0 without a call.
     in_call_since: AtomicU64,
     /// Whether the last call failed or took long.
     was_slow: AtomicBool,
@@ -39,9 +39,9 @@ pub(crate) struct Member {
 #[derive(Default)]
 struct Store {
     opened: Option<Arc<dyn LockProvider>>,
-    /// Why it could not be opened, and when the next attempt is due.
+    /// The error of the last attempt to open it, and the time of the next one.
     failed: Option<(Error, HostInstant)>,
-    /// What a store must have that is opened late.
+    /// The capabilities that a store must have if it is opened late.
     needs: Vec<Capability>,
     verifiers: Vec<LeaseVerifier>,
 }
@@ -55,13 +55,13 @@ pub(crate) enum Task {
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    /// Jobs that are repeated, and when.
+    /// Jobs to repeat, with their times.
     repeated: Vec<(HostInstant, Job)>,
     is_closed: bool,
 }
 
 impl Queue {
-    /// Takes up to `most` tasks from the front, of different names: a store carries out a batch in no order.
+    /// Takes up to `most` tasks of different names from the front, since a batch has no order.
     fn batch(&mut self, most: usize) -> Vec<Task> {
         let mut names = HashSet::new();
         let mut is_next = |task: &Task| match task {

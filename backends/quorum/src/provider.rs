@@ -1,9 +1,9 @@
 //! The provider.
 //!
-//! A renewal that has proved a majority asks the members without a lease for one. No other holder can have a
-//! majority before the proved leases end. So what is granted until then is as good as a lease of the first grant.
-//! The member chooses the epoch, since it refuses that of the grant once it has granted another name. A lease that
-//! was lost less than 1 s ago is not regained, since that would undo a part of an `unlock`.
+//! After a renewal has proved a majority, the members without a lease are asked for one. No other holder can have
+//! a majority before the proved leases end. So a lease that is granted until then counts like one of the first
+//! grant. The member chooses the epoch, since it refuses the grant's epoch once it has granted another name. A
+//! lease that was lost less than 1 s ago is not regained, since that would undo a part of an `unlock`.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -23,14 +23,15 @@ use crate::member::Member;
 use crate::open::{QuorumMember, check_count, open_all};
 use crate::{BACKEND, worker};
 
-/// The part of a ttl by which a member keeps a lease longer. The clocks of two hosts run apart by no more, since time
-/// services correct a clock by at most 1/2000.
+/// A member keeps a lease longer by one part in this number. The clocks of two hosts differ in speed by no more,
+/// since time services correct a clock by at most 1/2000.
 const DRIFT: u32 = 1_000;
-/// How many renewals travel together: as many as a keeper has, as a rule. The members' stores take as many as they can.
+/// The largest number of renewals in a batch: usually all of a keeper. The members' stores take as many as they
+/// can.
 const RENEWALS: usize = 10_000;
 /// The resolution of the members' clocks.
 const RESOLUTION: Duration = Duration::from_millis(2);
-/// What a quorum has if all of its members have it.
+/// The capabilities that a quorum has if all its members have them.
 const INHERITED: [Capability; 3] = [
     Capability::CrossProcess,
     Capability::CrossHost,
@@ -39,24 +40,23 @@ const INHERITED: [Capability; 3] = [
 
 /// Locks that a majority of three or five independent stores hold. Clones share their connections.
 ///
-/// A free name costs one round trip, to all members in parallel. A name that is contended costs two: the caller first asks
-/// one member, which keeps the queue of the callers that wait, and then the others. Locks are granted, renewed and
-/// released while a majority of the members answers; members that are slow do not slow it down. There is one thread for
-/// each member.
+/// A free name costs one round trip, to all members in parallel. A contended name costs two: the caller first asks
+/// one member, which keeps the queue, and then the others. Locks are granted, renewed and released while a majority
+/// of the members answers. Slow members do not delay that. There is one thread for each member.
 ///
 /// # Limits
-/// - Exclusive locks only: no shared ones and no permits.
-/// - A member that forgets its locks in a restart must grant nothing until those are over, for the largest ttl
-///   (`restart_grace` of Redis). Otherwise it helps two holders to a majority. A SQLite file must not be deleted.
-/// - FLUSHALL, deleted keys or an eviction on a majority of the members, without a restart, can give a name two holders
-///   for up to the ttl.
+/// - There are only exclusive locks: no shared locks, and no permits.
+/// - A member that forgets its locks in a restart must grant nothing for the largest ttl (`restart_grace` of
+///   Redis). Otherwise two holders can get a majority. A SQLite file must not be deleted.
+/// - After FLUSHALL, deleted keys or an eviction on a majority of the members, a name can have two holders for up
+///   to the ttl.
 /// - The members must be independent: replicas of each other, or servers on one host, fail together.
-/// - A member keeps a lease for 1/1000 of the ttl + 2 ms longer, for clocks that run apart.
-/// - Operators see the leases of one process on a name as one hold, since regained leases have epochs of their own. So
-///   operators may see, and end, a hold without a guard: leases that a process has left at a majority of the members. It
-///   is shown until their ttl is over.
-/// - Waiters queue at one member, so a waiter loses its position when that member fails. A name that was released
-///   while that member was out of reach, by a process that has ended, stays taken there until the ttl is over.
+/// - A member keeps a lease for 1/1000 of the ttl + 2 ms longer, since clocks differ in speed.
+/// - Operators see the leases of one process on a name as one hold, since regained leases have different epochs. So
+///   operators may see, and end, a hold without a guard: leases that a process left at a majority of the members.
+///   It is shown until their ttl is over.
+/// - Waiters queue at one member, so a waiter loses its position when that member fails. If a process ends after
+///   a release that this member did not receive, the name stays taken there until the ttl is over.
 #[derive(Clone)]
 pub struct QuorumProvider {
     pub(crate) quorum: Arc<Quorum>,
@@ -75,26 +75,27 @@ pub(crate) struct Quorum {
     capabilities: Capabilities,
 }
 
-/// A renewal that the members were asked for.
+/// A renewal that was sent to the members.
 struct Asked {
     hold: Arc<Hold>,
-    /// That of the members.
+    /// The ttl at the members.
     ttl: Duration,
-    /// Until when the leases of a majority keep others from the name if they are renewed.
+    /// The time until which renewed leases of a majority exclude others.
     valid_until: HostInstant,
-    /// How long their answers are waited for.
+    /// The end of the wait for the answers.
     until: HostInstant,
 }
 
 impl QuorumProvider {
-    /// Opens the members, of which a majority must be reachable. The others are opened as soon as they are.
+    /// Opens the members, of which a majority must be reachable. The others are opened as soon as they are
+    /// reachable.
     ///
-    /// The members grant nothing for `max_ttl` after they have forgotten their locks, so no ttl may be longer.
+    /// A member that forgot its locks grants nothing for `max_ttl`, so no ttl may be longer.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`] unless there are three or five members, each a server of its own; [`Error::unreachable`] if no
-    /// majority can be reached; [`ErrorKind::Unsupported`] for a store that takes no proposed epochs; and the
-    /// error of a member that answers and cannot serve.
+    /// [`ErrorKind::InvalidValue`] unless there are three or five members, each a different server.
+    /// [`Error::unreachable`] if no majority can be reached. [`ErrorKind::Unsupported`] for a store that takes no
+    /// proposed epochs. The error of a member that answers and cannot serve.
     pub fn open(
         members: Vec<QuorumMember>,
         namespace: &str,

@@ -12,18 +12,18 @@ use crate::provider::few_members;
 
 use super::{Acquisition, Step, no_leases};
 
-/// How long a caller that waits keeps its turn while members are busy. A vote takes [`PATIENCE`] while a member is slow, and
-/// the caller is to have another one when those behind it have given way.
+/// How long a waiting caller keeps its turn while members are busy. A vote takes [`PATIENCE`] while a member is
+/// slow, and the caller needs another vote after callers behind it have given way.
 const TURN: Duration = Duration::from_millis(750);
-/// How often an epoch that was too small is replaced by a larger one.
+/// How often a refused epoch is replaced by a larger one.
 const LARGER: u32 = 32;
-/// How long a cancelled caller waits for the members to take back what they granted.
+/// How long a cancelled caller waits for the release of what the members granted.
 const CANCEL_PATIENCE: Duration = Duration::from_millis(50);
 
 impl Acquisition<'_> {
-    /// Asks the members that have not granted the name: all of them, or the others than `head`. While some are not
-    /// free, the caller keeps its turn for a time, since the last holder's releases reach the members one after the
-    /// other. A caller that is not first gives back what it was granted as soon as it sees that.
+    /// Asks the members that have not granted the name: all, or all except `head`. While some are not free, the
+    /// caller keeps its turn for a time, since the last holder's releases reach the members one after the other. A
+    /// caller that is not first releases its leases as soon as it notices that.
     pub(super) fn take_turn(&mut self, head: usize) -> Result<Step, Error> {
         let until = self.request.now() + self.request.deadline().map_or(PATIENCE, |_| TURN);
         let mut repeats = 0;
@@ -37,7 +37,8 @@ impl Acquisition<'_> {
                 self.give_way(&vote.hold);
                 return Ok(Step::Wait(busy));
             }
-            // The vote of `head` counts also if the others are a majority: it may know of a waiter that goes first.
+            // The vote of `head` is needed even if the others are a majority: `head` may have a waiter that goes
+            // first.
             let patience = vote.deadline.min(vote.began + PATIENCE);
             let (at_head, _) = vote.hold.vote_of(head, self.request, patience);
             if self.request.is_cancelled() {
@@ -84,7 +85,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Raises the next proposal above `last`, which members answered to a proposal that began at `began`.
+    /// Raises the next proposal above `last`, which members replied to a proposal of the time `began`.
     pub(super) fn learn(
         &mut self,
         proposed: u64,
@@ -93,8 +94,8 @@ impl Acquisition<'_> {
     ) -> Result<(), Error> {
         lock(&self.quorum.epochs).learn(last, SystemTime::now());
         self.refused += 1;
-        // While the answer and the next proposal are on their way, the epochs of a busy member grow with the time. The
-        // lead is not kept: of two proposers that refuse each other, each would raise that of the other for good.
+        // While the answer and the next proposal are in flight, the epochs of a busy member grow. This lead is not
+        // kept: two proposers with colliding proposals would raise each other's lead without end.
         let on_the_way = self.request.now().saturating_since(began) * self.refused;
         self.least_epoch = last.saturating_add(epochs_in(on_the_way));
         if self.refused <= LARGER {
@@ -109,7 +110,7 @@ impl Acquisition<'_> {
         lock(&self.quorum.epochs).next(SystemTime::now(), self.least_epoch)
     }
 
-    /// Asks all members for their votes, but those that have granted already.
+    /// Asks all members for their votes, except those that have granted already.
     fn vote(&mut self) -> VoteResult {
         let now = self.request.now();
         let leases = std::mem::replace(&mut self.leases, no_leases(self.quorum));
@@ -131,8 +132,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Keeps what was granted, for a vote of the other members, if that can be won: the leases keep other callers
-    /// away from the name meanwhile. Otherwise the leases are given back, and the answer is false.
+    /// Keeps the leases if a further vote of the other members can be won. Meanwhile the leases exclude other
+    /// callers. Otherwise releases them, and returns false.
     fn keep(&mut self, vote: &VoteResult) -> bool {
         let granted = vote.hold.give_up();
         let counted = granted
@@ -158,7 +159,7 @@ impl Acquisition<'_> {
         true
     }
 
-    /// Gives back what was granted beside another holder, or to a caller that was cancelled.
+    /// Releases leases beside another holder, or of a cancelled caller.
     pub(super) fn give_way(&self, hold: &Arc<Hold>) {
         self.give_back(hold);
         let patience = match self.request.deadline() {
@@ -166,7 +167,7 @@ impl Acquisition<'_> {
             None => PATIENCE,
             Some(_) => return,
         };
-        // The process may end now, and its leases would stay until their ttl is over.
+        // If the process ends now, unreleased leases stay until their ttl is over.
         let until = self.request.now() + patience;
         let slow = self.quorum.slow();
         hold.release(self.request.clock(), until, &slow);
@@ -176,7 +177,7 @@ impl Acquisition<'_> {
         self.release(hold, hold.begin_release());
     }
 
-    /// Gives back what was kept for a vote that does not follow.
+    /// Releases leases that were kept for a vote that does not follow.
     fn give_back_kept(&mut self) {
         let leases = std::mem::replace(&mut self.leases, no_leases(self.quorum));
         let (name, ttl) = (self.request.name().clone(), self.request.ttl());
@@ -187,7 +188,8 @@ impl Acquisition<'_> {
 
     fn release(&self, hold: &Arc<Hold>, leases: Vec<(usize, ErasedLease)>) {
         let deadline = self.request.now() + GIVE_BACK;
-        // The first member last: it wakes the next caller, who then finds the others free.
+        // The first member is the last, since it notifies the next caller. That caller then finds the others
+        // free.
         for (index, lease) in leases.into_iter().rev() {
             if let Some(member) = self.quorum.members.get(index) {
                 member.release(hold, lease, deadline);
@@ -196,7 +198,7 @@ impl Acquisition<'_> {
     }
 }
 
-/// A vote and what it gave.
+/// A vote and its result.
 struct VoteResult {
     began: HostInstant,
     deadline: HostInstant,
@@ -207,7 +209,7 @@ struct VoteResult {
     decision: Decision,
     votes: Vec<Vote>,
     error: Option<Error>,
-    /// The caller may wait for one more vote.
+    /// A cancel still ends a further wait of the caller.
     _wake: Option<CancelRegistration>,
 }
 

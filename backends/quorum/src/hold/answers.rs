@@ -10,17 +10,17 @@ use crate::lock;
 
 use super::{GIVE_BACK, Hold, Job, PATIENCE, Round, Slot};
 
-/// How long a member has no lease before it is asked for one. The releases of one `unlock` reach the members at
-/// different times, and the holder learns of each at once. A member that regained the lease in between would undo the
-/// `unlock`. A member that restarted grants nothing for a time that is seldom shorter.
+/// The time from the loss of a member's lease until it is requested again. The releases of one `unlock` reach the
+/// members at different times, and the holder notices each at once. Regaining a lease in between would undo the
+/// `unlock`. After a restart, a member usually grants nothing for longer than this.
 const REGAINED_AFTER: Duration = Duration::from_secs(1);
 
-/// What the members have said together, and the first failure.
+/// The combined answer of the members, and the first failure.
 pub(crate) type Told = (Tally, Option<Error>);
 
 impl Hold {
-    /// Begins a renewal. Returns it, and the leases that are to be renewed. The workers renew those that they have
-    /// when they are done with them.
+    /// Begins a renewal. Returns it, and the leases to renew. The workers renew the leases that they have now when
+    /// they are done with them.
     pub(crate) fn begin_renewal(
         &self,
         ttl: Duration,
@@ -35,7 +35,7 @@ impl Hold {
         (state.renewal, state.begin())
     }
 
-    /// Returns the members that have lost the lease and are to be asked for one, since a renewal has proved a majority.
+    /// Returns the members that lost the lease and are asked for one again, after a renewal proved a majority.
     pub(crate) fn begin_regaining(&self, now: HostInstant) -> Vec<usize> {
         let mut state = lock(&self.state);
         let mut members = Vec::new();
@@ -48,8 +48,8 @@ impl Hold {
         members
     }
 
-    /// Begins the release. Returns the leases that are to be released. The workers release those that they
-    /// have, and repeat releases that failed.
+    /// Begins the release. Returns the leases to release. The workers release the leases that they have,
+    /// and repeat failed releases.
     pub(crate) fn begin_release(&self) -> Vec<(usize, ErasedLease)> {
         let mut state = lock(&self.state);
         state.is_over = true;
@@ -66,7 +66,8 @@ impl Hold {
         leases
     }
 
-    /// Records what a member has said to a renewal by `now`, and takes its lease back, unless it is needed.
+    /// Records the answer of a member to a renewal at `now`, and takes its lease back. Returns the next
+    /// request for the lease, if there is one.
     pub(crate) fn renewed(
         self: &Arc<Self>,
         member: usize,
@@ -94,7 +95,7 @@ impl Hold {
         None
     }
 
-    /// Records what a member has said to a release.
+    /// Records the answer of a member to a release.
     pub(crate) fn released(&self, member: usize, answer: Result<Released, Error>) {
         let mut state = lock(&self.state);
         let (slot, answer) = match answer {
@@ -117,8 +118,8 @@ impl Hold {
         })
     }
 
-    /// Waits for the answers to the release until they are decided, or until `deadline`; and a little longer for
-    /// those of the members that are not `slow`.
+    /// Waits until the answers decide the release, or until `deadline`. Then waits a little longer for members
+    /// that are not `slow`.
     pub(crate) fn release(&self, clock: &dyn Clock, deadline: HostInstant, slow: &[bool]) -> Told {
         self.renewal(clock, deadline);
         let until = deadline.min(clock.now() + PATIENCE);

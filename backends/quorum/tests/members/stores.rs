@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::{TTL, name, soon};
 
-/// Grants another name at a store with the epoch of a time ahead of now, so that the store refuses all epochs up to
+/// Grants another name at a store, with the epoch of a time ahead of now. Then the store refuses all epochs up to
 /// that one.
 pub(crate) fn raise(store: &dyn LockProvider, ahead: Duration) -> Result<u64, Error> {
     let (name, clock) = (LockName::new("other")?, SystemClock);
@@ -96,7 +96,7 @@ impl Stores {
         Self::with_down(&[], &Arc::default(), clock)
     }
 
-    /// Has one member grant the name, to another holder.
+    /// Lets one member grant the name to another holder.
     pub(crate) fn hold_at(&self, member: usize, epoch: Option<u64>) -> Grant<ErasedLease> {
         let (name, clock) = (name(), SystemClock);
         let request = AcquireRequest::attempt(&name, TTL, &clock);
@@ -113,7 +113,7 @@ impl Stores {
         released.expect("the store answers");
     }
 
-    /// Has a member refuse all epochs up to that of a time ahead of now.
+    /// Makes a member refuse all epochs up to that of a time ahead of now.
     pub(crate) fn raise(&self, member: usize, ahead: Duration) -> u64 {
         raise(&*self.members[member], ahead).expect("the epoch is the largest")
     }
@@ -139,7 +139,7 @@ impl Stores {
         held.expect("the store answers").pop()
     }
 
-    /// Has an operator end the lock at a member, when that has granted it.
+    /// Ends the lock at a member, as an operator does, when the member has granted it.
     pub(crate) fn end_at(&self, member: usize) {
         // The majority did not wait for the last member.
         let held = loop {

@@ -96,7 +96,7 @@ fn member_is_asked_again_after_its_store_panicked() {
 }
 
 /// A clock that goes on by 5 ms whenever the caller reads it. So a vote of 1 s and more ends only after the members
-/// have hung for [`WAIT`], and the 50 ms in which a cancelled caller gives back what it has are over soon.
+/// have hung for [`WAIT`]. The 50 ms in which a cancelled caller releases its leases are over soon.
 #[derive(Debug)]
 struct ReadClock(StoppedClock);
 
