@@ -31,7 +31,7 @@ pub(crate) enum Grants {
     Panic,
     /// Granted, but the first reply takes this long by the test's clock.
     Late(Duration),
-    /// Granted, and the reply is lost. From then on the store works, or is gone.
+    /// The store grants the name, and the reply is lost. From then on the store works, or is out of reach.
     ReplyLost {
         then_works: bool,
     },

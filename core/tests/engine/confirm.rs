@@ -6,7 +6,7 @@ use crate::answers::{Grants, Releases, Renewals};
 use crate::scripted_store::ScriptedStore;
 use crate::steps::{SECOND, batching, eventually, failed, spawn_acquire};
 
-/// The reply to the confirmation comes when the caller has gone.
+/// The reply to the confirmation comes after the caller stopped waiting.
 #[test]
 fn lease_of_a_caller_that_has_gone_is_released_unless_it_had_ended() {
     for (renewal, release, releases) in [

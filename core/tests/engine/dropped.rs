@@ -32,7 +32,7 @@ impl Observer for SendReleased {
     }
 }
 
-/// The ends of guards that the observer was told.
+/// The ends of guards that were reported to the observer.
 struct Ends(Receiver<Answer>);
 
 impl Ends {

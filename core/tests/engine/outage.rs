@@ -1,4 +1,4 @@
-//! Outages: which acquisitions ride them out, how often the store is asked meanwhile, and the errors.
+//! Outages: which acquisitions wait through them, how often the store is asked meanwhile, and the errors.
 
 use std::error::Error as _;
 use std::sync::Arc;

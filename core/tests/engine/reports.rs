@@ -1,4 +1,4 @@
-//! What observers are told of acquisitions, releases and outages.
+//! The reports of acquisitions, releases and outages to observers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};

@@ -1,4 +1,4 @@
-//! What keepers, guards and their like tell of themselves.
+//! What keepers, guards and similar types show of themselves.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

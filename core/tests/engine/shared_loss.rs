@@ -1,4 +1,4 @@
-//! What observers are told when a lease is lost that several guards had.
+//! The reports to observers when a lease of several guards is lost.
 
 use lockkeeper_core::LockGuard;
 

@@ -1,4 +1,4 @@
-//! What the tests do again and again, and how they wait.
+//! Steps that many tests share, and how they wait.
 
 use std::fmt::Debug;
 use std::sync::Arc;
