@@ -17,7 +17,8 @@ impl Transactional for Connection {
         let mut transaction = begun.map_err(CommitError::Database)?;
         let result = work(&mut transaction);
         if transaction.is_autocommit() {
-            // The work has ended the transaction, by a commit or not. The error of this statement says so.
+            // The error of this statement shows that the work ended the transaction, by a commit or a
+            // rollback.
             let ended = transaction.execute_batch("COMMIT");
             ended.map_err(CommitError::Unknown)?;
         }
