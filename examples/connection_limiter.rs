@@ -37,7 +37,7 @@ fn main() -> Result<(), Error> {
     println!("12 calls over {LIMIT} connections: {used:?}");
     assert_eq!(used.iter().sum::<u32>(), 12);
 
-    // A program that uses another limit is told so while permits are held.
+    // A program that uses another limit gets an error while permits are held.
     let permit = connections.acquire()?;
     let refused = keeper.semaphore("reports-server", 5)?.acquire();
     if let Err(error) = &refused {
