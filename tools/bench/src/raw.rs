@@ -16,7 +16,7 @@ pub(crate) trait Raw {
     /// Acquires and releases a free name by two requests.
     fn pair(&mut self) -> Done;
 
-    /// Acquires and releases many free names by requests that travel together. Returns how many.
+    /// Acquires and releases many free names by requests that are sent together. Returns how many.
     fn pairs(&mut self) -> Done<usize>;
 
     /// Makes the least request that waits for what a release waits for.

@@ -44,7 +44,7 @@ pub(crate) struct Noted {
     pub(crate) faults: Vec<Fault>,
     pub(crate) forgot: Vec<Forgot>,
     pub(crate) watched: Vec<Watched>,
-    /// From each loss that the store knew of until its guard was told.
+    /// The time from each loss that the store knew of until its guard was notified.
     pub(crate) told: Vec<Watched>,
 }
 
@@ -73,7 +73,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Notes the time from a loss until its guard was told.
+    /// Records the time from a loss until its guard was notified.
     fn told(&self, until_told: Watched) {
         lock(&self.told).push(until_told);
     }

@@ -1,4 +1,4 @@
-//! What a worker process is told.
+//! The plan of a worker process.
 
 use std::io::{self, BufRead};
 use std::path::PathBuf;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use lockkeeper::{Capability, LockKeeper};
 use serde::{Deserialize, Serialize};
 
-/// What a worker process is told, in one line of JSON on its standard input. It works until that input ends.
+/// The plan of a worker process, in one line of JSON on its standard input. The worker works until that input
+/// ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     /// The URLs of one store. The worker opens a keeper on each, and its threads use them in turn.

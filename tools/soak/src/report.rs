@@ -31,7 +31,7 @@ pub(crate) struct Tally {
     /// How often something had to be granted beside a fault, and the longest time in which nothing was.
     watched: u64,
     longest_gap: u64,
-    /// How many losses the store knew of, and the longest time until a guard was told.
+    /// How many losses the store knew of, and the longest time until a guard was notified.
     told: u64,
     longest_told: u64,
     /// The longest time in which nothing was granted, in nanoseconds, and the faults of that time.

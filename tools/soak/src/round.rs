@@ -120,7 +120,7 @@ impl Rounds<'_> {
         format!("ttl={}ms", self.args.ttl.as_millis())
     }
 
-    /// Returns what every worker is told, apart from its log and its seed.
+    /// Returns the plan of every worker, apart from its log and its seed.
     fn plan(&self) -> Plan {
         let key = self.key();
         let urls = self.store.urls.iter();

@@ -99,7 +99,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Opens the store; during an outage again and again. `None` if the work is over before it opens.
+    /// Opens the store, and repeats that during an outage. `None` if the work is over before it opens.
     fn open(&self, url: &str, thread: u32) -> io::Result<Option<LockKeeper>> {
         while !self.is_over() {
             match lockkeeper::open(url) {

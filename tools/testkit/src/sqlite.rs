@@ -90,7 +90,7 @@ impl TestServer for SqliteFile {
         Ok(Box::new(move || end(&writer)))
     }
 
-    /// Starts a write transaction of this length again and again.
+    /// Starts a write transaction of this length repeatedly.
     fn slow_down(self: Arc<Self>, by: Duration) -> io::Result<EndFault> {
         let first = Arc::new(Mutex::new(self.connect()?));
         let second = Arc::clone(&first);

@@ -20,7 +20,7 @@ use crate::watched::Watched;
 pub(crate) const LOSSES: usize = 30;
 const APART: Duration = Duration::from_millis(60);
 
-/// Long enough that no renewal notices a loss before the store has told of it.
+/// Long enough that no renewal notices a loss before the store notifies of it.
 const KEYS: &str = "ttl=60s&wait=5s";
 
 /// How long the waits of the names have to begin in the store.
@@ -76,7 +76,7 @@ pub(super) fn run(lane: &Lane<'_>, url: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the names one soon after the other. Returns when each was taken, and when its guard was told.
+/// Takes the names in quick succession. Returns when each was taken, and when its guard was notified.
 fn take_all(lane: &Lane<'_>, operator: &LockKeeper, guards: &[LockGuard]) -> Vec<(u64, u64)> {
     let lost: Vec<_> = guards.iter().map(note_loss).collect();
     let mut taken = Vec::new();
@@ -115,7 +115,7 @@ fn acquire(keeper: &LockKeeper, number: usize) -> Option<LockGuard> {
     keeper.lock(format!("row:{number}")).ok()
 }
 
-/// Returns the time at which a guard is told of its loss, as soon as there is one.
+/// Returns the time at which a guard is notified of its loss, as soon as there is one.
 fn note_loss(guard: &LockGuard) -> Arc<Mutex<Option<u64>>> {
     let lost = Arc::new(Mutex::new(None));
     let noted = Arc::clone(&lost);

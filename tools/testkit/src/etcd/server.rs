@@ -25,7 +25,7 @@ pub struct EtcdServer {
     port: u16,
     peers: Peers,
     tls: Option<(u16, Certificates)>,
-    /// How often the cluster was made anew.
+    /// How often a new cluster was made.
     renewed: AtomicU32,
     daemon: Daemon,
 }

@@ -59,7 +59,7 @@ fn make(kind: MySqlKind, program: &Path, into: &Path) -> io::Result<()> {
             initialize.args(["--no-defaults", "--initialize-insecure"]);
             initialize.arg(format!("--init-file={}", file.display()));
             initialize.args(own_files(program));
-            // With less, the initialisation waits for log space again and again.
+            // With less, the initialisation waits for log space repeatedly.
             with_data(&mut initialize, kind, into).arg("--innodb-redo-log-capacity=64M");
             run(&mut initialize, "")?;
             fs::remove_file(file)
