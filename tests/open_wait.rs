@@ -178,7 +178,7 @@ fn only_an_unavailable_store_is_waited_for() {
 
 #[test]
 fn cancel_ends_the_wait() {
-    /// Cancels when it is told of the wait.
+    /// Cancels when it is notified of the wait.
     struct Canceller(CancelToken);
     impl Observer for Canceller {
         fn open_waits(&self, _store: &str, _reason: &Error) {

@@ -263,7 +263,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Opens a keeper that tells of its outages.
+    /// Opens a keeper whose outages are recorded.
     pub(crate) fn open(url: &str) -> (LockKeeper, Arc<Self>) {
         let told = Arc::new(Self::default());
         let config = Config::from_url(url).unwrap();

@@ -132,7 +132,7 @@ fn holder_stopped_past_ttl(kind: MySqlKind) {
     assert_clean(&server);
 }
 
-/// A restart frees the name while its holder is stopped, and the server grants it to no other process until
+/// A restart frees the name while its holder is stopped. The server grants it to another process only when
 /// the holder's lease has ended by the holder's own clock.
 fn restart_grace_outlasts_a_stopped_holder(kind: MySqlKind) {
     let server = start(kind);

@@ -18,8 +18,8 @@ pub(super) const CASES: &[Case] = cases![
     own_half_open_wait_is_not_busy,
 ];
 
-/// Carries connections. After `is_dying` is set, the first one drops everything from its next reply on, and the server does
-/// not learn that the client has closed it.
+/// Carries connections. After `is_dying` is set, the first connection drops everything from its next reply on. The
+/// server does not notice that the client has closed it.
 fn half_open(server: SocketAddr, is_dying: &Arc<AtomicBool>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! Operations that travel together: each has an answer of its own, also when something fails on the way.
+//! Operations that are sent together. Each has its own answer, also after a failure of the transport.
 
 use std::sync::Arc;
 use std::thread;
@@ -135,7 +135,7 @@ fn batch_cut_before_replies(kind: RedisKind) {
         let (answers, _) = run(&provider, batch);
         answers == [(); 3].map(|()| Failed(ErrorKind::Unavailable))
     };
-    // A busy machine may not have told the client of the cut, and then the first requests are sent.
+    // On a busy machine, the client may not have noticed the cut, and then sends the first requests.
     assert!(fails() || fails());
     proxy.accept().unwrap();
     release_all(&provider, [kept, granted]);

@@ -302,8 +302,8 @@ fn cluster_slot_that_moves_is_no_outage(kind: RedisKind) {
     assert!(!outage.0.load(Ordering::SeqCst));
 }
 
-/// A key of a slot that is being moved is still at the owner, which does not reply: the next node does not say that the
-/// lease is lost.
+/// The key of a moving slot is still at the owner, which does not reply. The next node must not report the lease as
+/// lost.
 fn cluster_lease_is_not_sought_where_its_slot_moves(kind: RedisKind) {
     let (cluster, owner) = start_without_replicas(kind);
     let next = (owner + 1) % RedisCluster::PRIMARIES;

@@ -53,8 +53,8 @@ fn cluster_node_that_hangs_delays_no_other(kind: RedisKind) {
     }
 }
 
-/// Forty threads wait for a name each that the node keeps. In an outage of the whole store, a lock of another name would
-/// wait until each of them has asked, which takes longer than the wait of that lock.
+/// Forty threads wait for a name each at the node. If that were an outage of the whole store, a lock of another
+/// name would wait until each thread has asked. That takes longer than the wait of the lock.
 fn cluster_node_that_hangs_stops_no_acquisition_elsewhere(kind: RedisKind) {
     const WAITERS: usize = 40;
     let (cluster, hung) = start_without_replicas(kind);

@@ -1,4 +1,4 @@
-//! Losses that a holder is told of, or notices by itself, long before its next renewal.
+//! Losses that a holder is notified of, or notices by itself, long before its next renewal.
 
 use lockkeeper::admin::{Finding, Severity};
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};

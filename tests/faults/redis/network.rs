@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = cases![
     reply_in_drops_ends_by_its_deadline,
 ];
 
-/// The server runs no script that it does not have, so a request with a new script that is lost was
+/// The server does not run a script that it does not have. So a lost request with a new script was
 /// never carried out, and the repeated release proves that it freed the name.
 fn messages_lost_while_scripts_are_new(kind: RedisKind) {
     let server = start(kind);

@@ -45,8 +45,8 @@ fn wrong_password(kind: RedisKind) {
     assert!(!format!("{keeper:?}").contains("right"));
     drop(keeper);
     server.assert_clean();
-    // A server without a password, and one that does not know AUTH: its error repeats the arguments, cut
-    // after 128 bytes and with blanks for control characters.
+    // One server has no password, and one does not know AUTH. Its error repeats the arguments, cut after
+    // 128 bytes and with blanks for control characters.
     let without_password = start(kind);
     let options = RedisOptions::new().config("rename-command", ["AUTH", ""]);
     let echoing = RedisServer::start(kind, &options).unwrap();

@@ -214,8 +214,8 @@ impl Clock for ClockOfSuspendedHost {
     }
 }
 
-/// Has the application's function lead to another server, which has been up for some seconds, after the host was suspended
-/// for this long, and returns what the keeper says.
+/// After the host was suspended for this long, lets the application's function connect to another server, which has
+/// been up for some seconds. Returns the result of a lock.
 fn lock_on_second_server(kind: RedisKind, suspended_secs: u64) -> Result<(), Error> {
     let (server, other) = (start(kind), start(kind));
     until(
