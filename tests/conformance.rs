@@ -8,28 +8,24 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use lockkeeper_conformance::Run;
-#[cfg(unix)]
 use lockkeeper_conformance::Suite;
-#[cfg(all(unix, feature = "etcd"))]
+#[cfg(feature = "etcd")]
 use lockkeeper_testkit::EtcdKind;
-#[cfg(all(unix, feature = "mysql"))]
+#[cfg(feature = "mysql")]
 use lockkeeper_testkit::MySqlKind;
-#[cfg(all(unix, feature = "postgres"))]
+#[cfg(feature = "postgres")]
 use lockkeeper_testkit::PostgresKind;
-#[cfg(all(unix, feature = "redis"))]
+#[cfg(feature = "redis")]
 use lockkeeper_testkit::RedisKind;
-#[cfg(unix)]
 use lockkeeper_testkit::StoreKind;
 
-#[cfg(all(unix, any(feature = "mysql", feature = "redis")))]
+#[cfg(any(feature = "mysql", feature = "redis"))]
 use fixtures::pool;
-#[cfg(all(unix, feature = "quorum"))]
+#[cfg(feature = "quorum")]
 use fixtures::quorum;
-#[cfg(unix)]
 use fixtures::store;
 
 /// Returns the suites of all stores that the testkit starts.
-#[cfg(unix)]
 fn suites() -> Vec<Suite> {
     let mut suites = Vec::new();
     #[cfg(feature = "sqlite")]
@@ -79,7 +75,6 @@ fn suites() -> Vec<Suite> {
 
 fn main() -> ExitCode {
     let mut run = Run::new().suite(fixtures::memory::suite());
-    #[cfg(unix)]
     {
         run = suites().into_iter().fold(run, Run::suite);
     }

@@ -11,7 +11,6 @@ use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use libtest_mimic::{Completion, Failed, Trial};
 use lockkeeper::LockKeeper;
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, suite, with_timeouts};
 
@@ -58,15 +57,12 @@ fn main() -> ExitCode {
     let mut trials = Vec::new();
     for (store, on_store, ignored) in stores {
         for (case, check) in cases {
-            let ignored = ignored.clone();
-            let run = move || match ignored {
-                Some(reason) => Ok(Completion::ignored_with(reason)),
-                None => {
-                    on_store(check);
-                    Ok::<_, Failed>(Completion::Completed)
-                }
-            };
-            trials.push(Trial::ignorable_test(format!("{store}::{case}"), run));
+            let (name, ignored) = (format!("{store}::{case}"), ignored.clone());
+            trials.push(suite::named_trial(
+                name,
+                || ignored,
+                move || on_store(check),
+            ));
         }
     }
     libtest_mimic::run(&suite::arguments(), trials).exit_code()

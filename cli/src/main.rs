@@ -12,12 +12,7 @@ mod doctor;
 mod failure;
 mod manual;
 mod output;
-#[cfg(any(unix, feature = "compare"))]
 mod program;
-#[cfg(unix)]
-mod run;
-#[cfg(not(unix))]
-#[path = "run_unsupported.rs"]
 mod run;
 mod settings;
 mod unlock;

@@ -27,7 +27,6 @@ pub(crate) fn print_to_reader(text: &str) -> Result<bool, Failure> {
 /// Pauses for `limit`, or until the reader of standard output is gone. Returns whether there is still a
 /// reader.
 pub(crate) fn pause_while_read(limit: Duration) -> bool {
-    #[cfg(unix)]
     {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let stdout = io::stdout();

@@ -20,10 +20,8 @@ const FILE: &str = "LOCKKEEPER_CONFIG";
 const URL: &str = "LOCKKEEPER_URL";
 const PREFIX: &str = "LOCKKEEPER";
 /// The variable with which `run` gives its command the slot of its permit.
-#[cfg(unix)]
 pub(crate) const SLOT: &str = "LOCKKEEPER_SLOT";
 /// The variable with which `run` gives its command the tokens of several names.
-#[cfg(unix)]
 pub(crate) const TOKENS: &str = "LOCKKEEPER_TOKENS";
 
 /// Where the settings of the store are.
@@ -83,7 +81,6 @@ fn check_environment(origin: &str) -> Result<(), Failure> {
 }
 
 /// Returns the variables that name the same store to another `lockkeeper`.
-#[cfg(unix)]
 pub(crate) fn environment(args: &StoreArgs) -> Result<Vec<(OsString, OsString)>, Failure> {
     Ok(match source(args)? {
         Source::Url(url) => vec![(URL.into(), with_absolute_path(url).into())],
@@ -106,7 +103,6 @@ pub(crate) fn environment(args: &StoreArgs) -> Result<Vec<(OsString, OsString)>,
 }
 
 /// Returns the URL with the path of a SQLite file made absolute: the command may change its folder.
-#[cfg(unix)]
 fn with_absolute_path(url: String) -> String {
     let Ok(config) = Config::from_url(&url) else {
         return url;

@@ -280,7 +280,6 @@ fn help_documents_options_json_and_exit_status() {
     assert!(text(&run(&["--version"]).stdout).starts_with("lockkeeper "));
 }
 
-#[cfg(unix)]
 #[test]
 fn interruption_shows_what_was_measured_and_leaves_nothing_behind() {
     use lockkeeper::clock::{Clock, SystemClock};

@@ -183,7 +183,6 @@ impl HolderProcess {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         // Ctrl-C at the terminal reaches only the parent, which then ends the holder.
-        #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         Ok(Self(command.spawn()?))
     }

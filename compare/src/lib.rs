@@ -40,7 +40,6 @@ mod random;
 mod report;
 mod run;
 mod scenario;
-#[cfg(unix)]
 mod servers;
 mod settings;
 mod stopwatch;

@@ -11,7 +11,6 @@ use crate::meter::Meter;
 use crate::report::row::{LeftOut, Report, Row};
 use crate::scenario::Scenario;
 use crate::scenario::context::{Context, RunResult};
-#[cfg(unix)]
 use crate::servers::Servers;
 use crate::store::Store;
 use crate::store::spec::StoreSpec;
@@ -60,7 +59,6 @@ struct Plan<'a> {
     comparison: &'a Comparison,
     cancel: Cancellation,
     stores: Vec<Store>,
-    #[cfg(unix)]
     servers: Option<Servers>,
     folder: TempDir,
 }
@@ -78,7 +76,6 @@ impl<'a> Plan<'a> {
     /// Starts all servers and opens all stores, before the first row runs.
     fn new(comparison: &'a Comparison) -> Result<Self, Error> {
         let cancel = Cancellation::new(&comparison.cancel);
-        #[cfg(unix)]
         let servers = match comparison.servers {
             true => {
                 comparison.notify(Event::ServersStarting);
@@ -86,12 +83,6 @@ impl<'a> Plan<'a> {
             }
             false => None,
         };
-        #[cfg(not(unix))]
-        if comparison.servers {
-            return Err(Error::invalid(
-                "servers cannot be started on this system; start them, and give their URLs",
-            ));
-        }
         let mut folder = tempfile::Builder::new();
         folder.prefix("lockkeeper-compare-");
         let folder = match &comparison.temp_dir {
@@ -108,13 +99,11 @@ impl<'a> Plan<'a> {
         if specs.is_empty() || comparison.servers {
             specs.splice(0..0, StoreSpec::embedded(folder.path())?);
         }
-        #[cfg(unix)]
         specs.extend(servers.iter().flat_map(Servers::specs));
         let plan = Self {
             comparison,
             cancel,
             stores: Store::open_all(specs, folder.path())?,
-            #[cfg(unix)]
             servers,
             folder,
         };
@@ -176,7 +165,6 @@ impl<'a> Plan<'a> {
     /// Returns the rows and servers that could not be started, each with what to do.
     fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
-        #[cfg(unix)]
         if let Some(servers) = &self.servers {
             missing.extend_from_slice(&servers.missing);
         }
@@ -264,18 +252,15 @@ impl<'a> Plan<'a> {
             }
             _ => Holder::thread(open(1)?, hold),
         };
-        #[cfg(unix)]
         let servers = self
             .servers
             .as_ref()
             .filter(|_| !store.handle.members.is_empty());
-        #[cfg(unix)]
         if let Some(servers) = servers {
             servers.wait_for_members(cancel)?;
         }
         let meter = Meter::new(store.counters(strategy.commands())?, cancel)?;
         // The majority that still runs has to suffice.
-        #[cfg(unix)]
         let _killed = servers
             .filter(|_| row.scenario == Scenario::Crash)
             .map(Servers::kill_two);

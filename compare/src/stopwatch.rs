@@ -43,13 +43,7 @@ pub(crate) fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
 
-#[cfg(unix)]
 fn cpu_time() -> Option<Duration> {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     now.try_into().ok()
-}
-
-#[cfg(not(unix))]
-fn cpu_time() -> Option<Duration> {
-    None
 }

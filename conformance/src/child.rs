@@ -99,7 +99,6 @@ pub(crate) fn main(suites: &[Suite]) -> Option<ExitCode> {
         return Some(fork::run(suite, &spec));
     }
     // The signal of `ChildProcess::interrupt`.
-    #[cfg(unix)]
     signal_hook::flag::register(signal_hook::consts::SIGUSR1, Arc::default())
         .expect("the signal can be handled");
     let (sender, commands) = channel::<String>();

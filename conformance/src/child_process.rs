@@ -156,13 +156,11 @@ impl ChildProcess {
     }
 
     /// Sends SIGSTOP.
-    #[cfg(unix)]
     pub(crate) fn stop(&self) {
         self.signal(rustix::process::Signal::STOP);
     }
 
     /// Sends SIGCONT.
-    #[cfg(unix)]
     pub(crate) fn resume(&self) {
         self.signal(rustix::process::Signal::CONT);
     }
@@ -195,7 +193,6 @@ impl ChildProcess {
         Err(Skip(text.to_owned()))
     }
 
-    #[cfg(unix)]
     fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("the child process is ours");

@@ -5,6 +5,9 @@
 //! `lockkeeper`, which opens stores by URL; this crate is for authors of backends. It knows no
 //! store and does no I/O.
 
+#[cfg(not(unix))]
+compile_error!("lockkeeper runs on Unix systems alone; see docs/guarantees.md");
+
 mod cancel;
 mod capabilities;
 mod clock;

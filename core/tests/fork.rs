@@ -1,6 +1,5 @@
 //! The owner of a request in forked processes, which share everything that was cached before.
 
-#![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::HashSet;

@@ -166,7 +166,6 @@ fn cut(text: &str, room: usize) -> Vec<String> {
 
 /// Returns the number of lines of a terminal that can be redrawn, or `None` if standard output is no
 /// such terminal.
-#[cfg(unix)]
 fn rows() -> Option<usize> {
     let stdout = std::io::stdout();
     let size = rustix::termios::tcgetwinsize(&stdout).ok()?;
@@ -174,12 +173,6 @@ fn rows() -> Option<usize> {
     // 0 means that the terminal does not know its size.
     let rows = if size.ws_row == 0 { 24 } else { size.ws_row };
     (!is_dumb).then_some(rows.into())
-}
-
-/// On other systems a terminal may not know the escape sequences.
-#[cfg(not(unix))]
-fn rows() -> Option<usize> {
-    None
 }
 
 #[cfg(test)]

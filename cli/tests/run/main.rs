@@ -13,44 +13,27 @@ use std::process::ExitCode;
 
 #[cfg(target_os = "linux")]
 mod claims;
-#[cfg(unix)]
 mod configs;
-#[cfg(unix)]
 mod crowd;
-#[cfg(unix)]
 mod doctor;
-#[cfg(unix)]
 mod exits;
-#[cfg(unix)]
 mod loss;
 #[cfg(target_os = "linux")]
 mod mode_claims;
-#[cfg(unix)]
 mod modes;
-#[cfg(unix)]
 mod opening;
-#[cfg(unix)]
 mod operate;
-#[cfg(unix)]
 mod rig;
-#[cfg(unix)]
 mod scripts;
-#[cfg(unix)]
 mod servers;
-#[cfg(unix)]
 mod several;
-#[cfg(unix)]
 mod signals;
-#[cfg(unix)]
 mod store_loss;
 #[cfg(target_os = "linux")]
 mod surroundings;
-#[cfg(unix)]
 mod terminal;
-#[cfg(unix)]
 mod watch;
 
-#[cfg(unix)]
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     if let Some(code) = claims::role() {
@@ -87,9 +70,4 @@ fn main() -> ExitCode {
         watch::ON_REDIS,
     ];
     rig::main(&cases.concat(), &on_redis.concat(), servers::trials())
-}
-
-#[cfg(not(unix))]
-fn main() -> ExitCode {
-    ExitCode::SUCCESS
 }

@@ -1,9 +1,10 @@
 //! All verbs of the command on each kind of server. What differs between the stores beyond that is in the suites of the
 //! library.
 
-use libtest_mimic::{Completion, Trial};
+use libtest_mimic::Trial;
 use lockkeeper_testkit::{
     EtcdKind, MySqlKind, MySqlServer, PostgresKind, RedisKind, Shared, StoreKind, TestServer as _,
+    suite,
 };
 use serde_json::Value;
 
@@ -19,24 +20,22 @@ pub(crate) fn trials() -> Vec<Trial> {
     let kinds = kinds.chain(MySqlKind::ALL.map(StoreKind::MySql));
     let kinds = kinds.chain(EtcdKind::ALL.map(StoreKind::Etcd));
     let trial = |kind: StoreKind| {
-        Trial::ignorable_test(format!("{kind}::all_verbs_work"), move || {
-            if let Some(why) = kind.ignored() {
-                return Ok(Completion::ignored_with(why));
-            }
-            if kind == StoreKind::MySql(MySqlKind::MySql9) {
-                let server = Shared::<MySqlServer>::take(kind)?;
-                // The right that `who` needs to list all holders.
-                let user = MySqlServer::USER;
-                let grant = format!("GRANT SELECT ON performance_schema.* TO '{user}'@'%'");
-                server.execute(&grant)?;
-                all_verbs(&server.url_at(&server.addr().to_string(), false));
-            } else {
-                all_verbs(&kind.start()?.url());
-            }
-            Ok(Completion::Completed)
-        })
+        let name = format!("{kind}::all_verbs_work");
+        suite::named_trial(name, move || kind.ignored(), move || on(kind))
     };
     kinds.map(trial).collect()
+}
+
+fn on(kind: StoreKind) {
+    if kind != StoreKind::MySql(MySqlKind::MySql9) {
+        return all_verbs(&kind.start().unwrap().url());
+    }
+    let server = Shared::<MySqlServer>::take(kind).unwrap();
+    // The right that `who` needs to list all holders.
+    let user = MySqlServer::USER;
+    let grant = format!("GRANT SELECT ON performance_schema.* TO '{user}'@'%'");
+    server.execute(&grant).unwrap();
+    all_verbs(&server.url_at(&server.addr().to_string(), false));
 }
 
 fn all_verbs(url: &str) {

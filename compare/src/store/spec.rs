@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::Path;
-#[cfg(unix)]
 use std::time::Duration;
 
 use lockkeeper::Config;
@@ -64,7 +63,6 @@ impl StoreSpec {
     }
 
     /// Specifies the quorum of the Redis servers on these ports of this machine, with this `restart_grace`.
-    #[cfg(unix)]
     pub(crate) fn quorum(ports: Vec<u16>, restart_grace: Duration) -> Self {
         let members = ports
             .iter()

@@ -1,25 +1,18 @@
 //! The cases, each for every kind of server.
 
 use lockkeeper_compare::{Comparison, Error, Scenario, Strategy};
+use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{
-    EtcdServer, MySqlServer, PostgresServer, RedisServer, StoreKind, TestServer,
+    EtcdServer, MySqlServer, PostgresServer, RedisServer, StoreKind, TestServer, cases,
 };
 
 use crate::known_for;
 use crate::rig::{PASSWORD, as_server, assert_cleaned_up, gather, of, rows, run, start};
 
-type Case = (&'static str, fn(StoreKind));
-
-pub(crate) const CASES: &[Case] = &[
-    (
-        "every_row_has_its_expected_verdict",
-        every_row_has_its_expected_verdict,
-    ),
-    (
-        "every_form_of_url_reaches_the_server",
-        every_form_of_url_reaches_the_server,
-    ),
-    ("passwords_are_not_shown", passwords_are_not_shown),
+pub(crate) const CASES: &[Case<StoreKind>] = cases![
+    every_row_has_its_expected_verdict,
+    every_form_of_url_reaches_the_server,
+    passwords_are_not_shown,
 ];
 
 fn every_row_has_its_expected_verdict(kind: StoreKind) {

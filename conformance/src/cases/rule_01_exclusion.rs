@@ -116,11 +116,9 @@ fn hold_with_faults(rig: &Rig<'_>, crowd: &Crowd) -> Outcome {
         process.hold(crowd.name, crowd.modes, (THREADS, ROUNDS), &history);
     }
     rig.until("the processes hold the name", || history.events() > THREADS);
-    #[cfg(unix)]
     others[0].stop();
     killed.kill();
     thread::park_timeout(STOP);
-    #[cfg(unix)]
     others[0].resume();
     for process in &others {
         process.expect("ended");

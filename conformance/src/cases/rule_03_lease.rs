@@ -137,7 +137,6 @@ pub(super) fn unreaped_dead_owner_is_replaced_at_once(rig: &Rig<'_>) -> Outcome 
     Ok(())
 }
 
-#[cfg(unix)]
 pub(super) fn stopped_holder_is_lost_when_it_resumes(rig: &Rig<'_>) -> Outcome {
     rig.each_pair(|pair| {
         let name = pair.name();
@@ -156,9 +155,4 @@ pub(super) fn stopped_holder_is_lost_when_it_resumes(rig: &Rig<'_>) -> Outcome {
         assert!(is_busy, "{pair:?}: the late release freed the next lease");
         Ok(())
     })
-}
-
-#[cfg(not(unix))]
-pub(super) fn stopped_holder_is_lost_when_it_resumes(_: &Rig<'_>) -> Outcome {
-    Err(Skip("this system has no SIGSTOP".to_owned()))
 }

@@ -247,7 +247,6 @@ pub(super) fn stopped_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
 ///
 /// A store may wake the stopped waiter or grant it the name. The other waiters get the name even so, and
 /// the stopped waiter gets it after it resumes.
-#[cfg(unix)]
 fn pass_stopped_waiter(rig: &Rig<'_>, pair: Pair) -> Outcome {
     let (name, held, rival) = (&pair.name(), pair.held, pair.rival);
     let mut process = rig.process(rig.renewed(5_000))?;
@@ -269,9 +268,4 @@ fn pass_stopped_waiter(rig: &Rig<'_>, pair: Pair) -> Outcome {
     assert!(resumed > token || rival == Mode::Shared);
     process.release();
     Ok(())
-}
-
-#[cfg(not(unix))]
-fn pass_stopped_waiter(_: &Rig<'_>, _: Pair) -> Outcome {
-    Err(crate::rig::Skip("this system has no SIGSTOP".to_owned()))
 }

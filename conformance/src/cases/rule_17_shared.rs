@@ -249,7 +249,6 @@ pub(super) fn killed_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
 }
 
 /// The stopped writer is granted the name after it resumes.
-#[cfg(unix)]
 pub(super) fn stopped_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
     rig.needs_mode(Mode::Shared)?;
     let mut process = rig.process(rig.renewed(5_000))?;
@@ -263,9 +262,4 @@ pub(super) fn stopped_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
     process.release();
     rig.nothing_left();
     Ok(())
-}
-
-#[cfg(not(unix))]
-pub(super) fn stopped_writer_lets_readers_in(_: &Rig<'_>) -> Outcome {
-    Err(crate::rig::Skip("this system has no SIGSTOP".to_owned()))
 }

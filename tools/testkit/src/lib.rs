@@ -16,7 +16,7 @@
 //! None is on by default.
 //!
 //! ```no_run
-//! # #[cfg(all(unix, feature = "proxy"))] fn run() -> std::io::Result<()> {
+//! # #[cfg(feature = "proxy")] fn run() -> std::io::Result<()> {
 //! use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer};
 //!
 //! let server = RedisServer::start(RedisKind::Redis8, &RedisOptions::new())?;
@@ -27,68 +27,47 @@
 //! # Ok(()) }
 //! ```
 
-#[cfg(unix)]
 mod daemon;
-#[cfg(all(unix, feature = "etcd"))]
+#[cfg(feature = "etcd")]
 mod etcd;
-#[cfg(unix)]
 mod find;
-#[cfg(unix)]
 mod kinds;
-#[cfg(unix)]
 mod mysql;
-#[cfg(unix)]
 mod pool;
-#[cfg(unix)]
 mod postgres;
-#[cfg(unix)]
 mod process;
 #[cfg(feature = "proxy")]
 mod proxy;
-#[cfg(unix)]
 mod redis;
-#[cfg(all(unix, feature = "sqlite"))]
+#[cfg(feature = "sqlite")]
 mod sqlite;
-#[cfg(unix)]
 mod store_kind;
-#[cfg(all(unix, feature = "suite"))]
+#[cfg(feature = "suite")]
 pub mod suite;
-#[cfg(unix)]
 mod template;
-#[cfg(unix)]
 mod test_server;
 mod timeouts;
-#[cfg(unix)]
 mod tls;
 mod until;
-#[cfg(unix)]
 mod watchdog;
 
-#[cfg(unix)]
 pub use daemon::Daemon;
-#[cfg(all(unix, feature = "etcd"))]
+#[cfg(feature = "etcd")]
 pub use etcd::{EtcdCluster, EtcdKey, EtcdKind, EtcdOptions, EtcdServer};
-#[cfg(all(unix, feature = "mysql"))]
+#[cfg(feature = "mysql")]
 pub use mysql::{MySqlClient, MySqlSession};
-#[cfg(unix)]
 pub use mysql::{MySqlKind, MySqlOptions, MySqlServer};
-#[cfg(unix)]
 pub use pool::Shared;
-#[cfg(unix)]
 pub use postgres::{PgBouncer, PoolMode, PostgresKind, PostgresOptions, PostgresServer};
 #[cfg(feature = "proxy")]
 pub use proxy::{Counts, Fault, Proxy};
-#[cfg(all(unix, feature = "proxy"))]
+#[cfg(feature = "proxy")]
 pub use redis::{ProxiedServers, RedisCluster, SentinelSet};
-#[cfg(unix)]
 pub use redis::{RedisClient, RedisKind, RedisOptions, RedisServer, Reply};
-#[cfg(all(unix, feature = "sqlite"))]
+#[cfg(feature = "sqlite")]
 pub use sqlite::SqliteFile;
-#[cfg(unix)]
 pub use store_kind::StoreKind;
-#[cfg(unix)]
 pub use test_server::{EndFault, Facts, TestServer};
 pub use timeouts::with_timeouts;
-#[cfg(unix)]
 pub use tls::Certificates;
 pub use until::until;

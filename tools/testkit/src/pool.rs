@@ -42,7 +42,7 @@ impl StoreKind {
 /// panics, if the store cannot be [reset](TestServer::reset), or if the test still uses it.
 ///
 /// ```no_run
-/// # #[cfg(all(unix, feature = "mysql"))] fn run() -> std::io::Result<()> {
+/// # #[cfg(feature = "mysql")] fn run() -> std::io::Result<()> {
 /// use lockkeeper_testkit::{MySqlKind, MySqlServer, Shared};
 ///
 /// let server = Shared::<MySqlServer>::take(MySqlKind::MySql9)?;

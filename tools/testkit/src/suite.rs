@@ -68,10 +68,20 @@ pub fn trial_unless<K: ServerKind>(
     ignored: fn(K) -> Option<String>,
     (name, case): Case<K>,
 ) -> Trial {
-    Trial::ignorable_test(format!("{kind}::{name}"), move || match ignored(kind) {
+    let name = format!("{kind}::{name}");
+    named_trial(name, move || ignored(kind), move || case(kind))
+}
+
+/// Makes a trial that shows as ignored if `ignored` returns a reason.
+pub fn named_trial(
+    name: impl Into<String>,
+    ignored: impl FnOnce() -> Option<String> + Send + 'static,
+    case: impl FnOnce() + Send + 'static,
+) -> Trial {
+    Trial::ignorable_test(name, move || match ignored() {
         Some(reason) => Ok(Completion::ignored_with(reason)),
         None => {
-            case(kind);
+            case();
             Ok::<_, Failed>(Completion::Completed)
         }
     })

@@ -8,36 +8,24 @@
     reason = "that is how a test fails"
 )]
 
-#[cfg(unix)]
 mod application;
-#[cfg(unix)]
 mod cases;
-#[cfg(unix)]
 mod hostile;
-#[cfg(unix)]
 mod mysql;
-#[cfg(unix)]
 mod postgres;
-#[cfg(unix)]
 mod sqlite;
-#[cfg(unix)]
 mod transaction_lock;
 
-/// Makes a trial of each case on each kind of server. `on_server` starts one, and calls a case.
-#[cfg(unix)]
-fn on_each_kind<A: application::Application, K: lockkeeper_testkit::suite::ServerKind>(
-    on_server: fn(K, fn(&str, &mut A)),
-) -> Vec<libtest_mimic::Trial> {
-    use libtest_mimic::{Completion, Trial};
+use libtest_mimic::Trial;
+use lockkeeper_testkit::suite;
 
+/// Makes a trial of each case on each kind of server. `on_server` starts one, and calls a case.
+fn on_each_kind<A: application::Application, K: suite::ServerKind>(
+    on_server: fn(K, fn(&str, &mut A)),
+) -> Vec<Trial> {
     let trial = |kind: K, (name, case): cases::Case<A>| {
-        Trial::ignorable_test(format!("{kind}::{name}"), move || match kind.ignored() {
-            Some(why) => Ok(Completion::ignored_with(why)),
-            None => {
-                on_server(kind, case);
-                Ok(Completion::Completed)
-            }
-        })
+        let name = format!("{kind}::{name}");
+        suite::named_trial(name, move || kind.ignored(), move || on_server(kind, case))
     };
     let kinds = K::all().iter();
     kinds
@@ -45,10 +33,7 @@ fn on_each_kind<A: application::Application, K: lockkeeper_testkit::suite::Serve
         .collect()
 }
 
-#[cfg(unix)]
 fn main() -> std::process::ExitCode {
-    use lockkeeper_testkit::suite;
-
     let mut trials = mysql::trials();
     trials.extend(postgres::trials());
     trials.extend(suite::trials(transaction_lock::CASES.iter().copied()));
@@ -56,6 +41,3 @@ fn main() -> std::process::ExitCode {
     trials.extend(sqlite::trials());
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }
-
-#[cfg(not(unix))]
-fn main() {}

@@ -145,13 +145,7 @@ fn holder(row: &HeldRow) -> Holder {
     }
 }
 
-#[cfg(unix)]
 fn hostname() -> Option<String> {
     let name = rustix::system::uname();
     Some(name.nodename().to_string_lossy().into_owned())
-}
-
-#[cfg(not(unix))]
-fn hostname() -> Option<String> {
-    std::env::var("COMPUTERNAME").ok()
 }

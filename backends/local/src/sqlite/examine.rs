@@ -1,6 +1,5 @@
 //! What `doctor` finds out about the file of a lock database.
 
-#[cfg(unix)]
 use std::fs;
 use std::path::Path;
 
@@ -8,11 +7,8 @@ use lockkeeper_core::{Error, Finding};
 use rusqlite::Row;
 
 use super::db::Db;
-#[cfg(unix)]
 use super::location;
-#[cfg(unix)]
 use super::open::{SUFFIXES, identity, with_suffix};
-#[cfg(unix)]
 use super::ownership::{self, Weakness};
 use super::process::Process;
 use super::retry::BusyRetry;
@@ -82,7 +78,6 @@ fn dead_owners() -> Finding {
     )
 }
 
-#[cfg(unix)]
 fn disk_space(path: &Path) -> Option<Finding> {
     let disk = rustix::fs::statvfs(path).ok()?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
@@ -100,7 +95,6 @@ fn disk_space(path: &Path) -> Option<Finding> {
 }
 
 /// Examines the permissions and the file system of an open file.
-#[cfg(unix)]
 fn examine_file(file: &Path) -> Vec<Finding> {
     let mut findings = vec![permissions(file)];
     if let Err(error) = location::check_local(file) {
@@ -124,7 +118,6 @@ fn examine_file(file: &Path) -> Vec<Finding> {
     findings
 }
 
-#[cfg(unix)]
 fn permissions(file: &Path) -> Finding {
     use std::os::unix::fs::MetadataExt;
     let topic = "permissions";
@@ -167,9 +160,4 @@ fn permissions(file: &Path) -> Finding {
         topic,
         format!("the file can be read and written (mode {mode:o})"),
     )
-}
-
-#[cfg(not(unix))]
-fn examine_file(_file: &Path) -> Vec<Finding> {
-    Vec::new()
 }

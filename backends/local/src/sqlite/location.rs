@@ -8,7 +8,6 @@ use lockkeeper_core::{Error, ErrorKind};
 
 use super::error::incompatible;
 use super::open::{SUFFIXES, with_suffix};
-#[cfg(unix)]
 use super::ownership;
 
 /// The longest file name, less the longest suffix that SQLite adds (`-journal`).
@@ -54,7 +53,6 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {
     }
     let name = path.file_name().ok_or_else(|| no_file(path))?;
     let file = folder.join(name);
-    #[cfg(unix)]
     ownership::check_link(&file)?;
     match fs::canonicalize(&file) {
         Ok(file) => {
@@ -67,7 +65,6 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {
             check_writable(&file)?;
             check_side_files(&file)?;
             file.parent().map_or(Ok(()), check_writable)?;
-            #[cfg(unix)]
             ownership::check(&file)?;
             Ok(file)
         }
@@ -79,7 +76,6 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {
             }
             check_length(&file)?;
             check_local(&folder)?;
-            #[cfg(unix)]
             ownership::check_new(&file)?;
             create(&file)?;
             Ok(file)
@@ -101,7 +97,6 @@ fn check_length(file: &Path) -> Result<(), Error> {
 
 /// Refuses a file with another name: half of SQLite's locks are in the files beside the database, which
 /// are named after it. See section 2.5 of <https://sqlite.org/howtocorrupt.html>.
-#[cfg(unix)]
 fn check_single_name(file: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
     let data = fs::metadata(file).map_err(|error| denied(file, error))?;
@@ -119,11 +114,6 @@ fn check_single_name(file: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-#[cfg(not(unix))]
-fn check_single_name(_file: &Path) -> Result<(), Error> {
-    Ok(())
-}
-
 #[cfg(target_os = "linux")]
 fn is_mounted(file: &Path) -> bool {
     use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
@@ -131,7 +121,7 @@ fn is_mounted(file: &Path) -> bool {
     found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
-#[cfg(all(unix, not(target_os = "linux")))]
+#[cfg(not(target_os = "linux"))]
 fn is_mounted(_file: &Path) -> bool {
     false
 }
@@ -140,7 +130,6 @@ fn is_mounted(_file: &Path) -> bool {
 fn create(file: &Path) -> Result<(), Error> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create_new(true);
-    #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, ownership::NEW_MODE);
     match options.open(file) {
         Ok(_) => Ok(()),
@@ -185,20 +174,9 @@ fn check_side_files(file: &Path) -> Result<(), Error> {
     })
 }
 
-#[cfg(unix)]
 fn check_writable(path: &Path) -> Result<(), Error> {
     use rustix::fs::{Access, access};
     access(path, Access::READ_OK | Access::WRITE_OK).map_err(|errno| denied(path, errno.into()))
-}
-
-#[cfg(not(unix))]
-fn check_writable(path: &Path) -> Result<(), Error> {
-    match fs::metadata(path) {
-        Ok(data) if data.is_file() && data.permissions().readonly() => {
-            Err(denied(path, io::ErrorKind::PermissionDenied.into()))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Refuses file systems on which SQLite's locks do not reliably exclude other hosts.

@@ -21,7 +21,6 @@ mod lease;
 mod listener;
 mod location;
 mod open;
-#[cfg(unix)]
 mod ownership;
 mod process;
 mod retry;

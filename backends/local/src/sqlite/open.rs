@@ -4,6 +4,7 @@
 //! names, or mounted alone, is refused.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -174,17 +175,8 @@ impl OpenFiles {
 /// Returns the device and inode of a file, or `None` if it is gone. A file that replaces one that is still
 /// open has another inode.
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
-    #[cfg(unix)]
-    return {
-        use std::os::unix::fs::MetadataExt;
-        let data = fs::metadata(path).ok()?;
-        Some((data.dev(), data.ino()))
-    };
-    #[cfg(not(unix))]
-    {
-        let _ = path;
-        None
-    }
+    let data = fs::metadata(path).ok()?;
+    Some((data.dev(), data.ino()))
 }
 
 fn identities(path: &Path) -> Identities {

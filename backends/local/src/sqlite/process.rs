@@ -181,7 +181,7 @@ mod system {
     }
 }
 
-#[cfg(all(unix, not(target_os = "linux")))]
+#[cfg(not(target_os = "linux"))]
 mod system {
     use rustix::io::Errno;
     use rustix::process::{Pid, test_kill_process};
@@ -199,21 +199,6 @@ mod system {
             .ok()
             .and_then(Pid::from_raw)
             .is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH))
-    }
-}
-
-#[cfg(not(unix))]
-mod system {
-    pub(super) fn pid_scope(_pid: u32) -> String {
-        String::new()
-    }
-
-    pub(super) fn start_time(_pid: u32) -> u64 {
-        0
-    }
-
-    pub(super) fn has_ended(_pid: u32, _start: u64) -> bool {
-        false
     }
 }
 

@@ -10,17 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::lock;
 
-#[cfg(not(unix))]
-mod condvar;
-#[cfg(unix)]
 mod socket;
 
-#[cfg(not(unix))]
-use condvar as system;
-#[cfg(unix)]
-use socket as system;
-
-pub(super) use system::Parker;
+pub(super) use socket::Parker;
+use socket::SocketFolder;
 
 /// The result of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +35,6 @@ pub(super) enum Role {
 
 impl Role {
     /// Returns the mark of the role in an address.
-    #[cfg(unix)]
     const fn as_str(self) -> &'static str {
         match self {
             Self::Waiter => "",
@@ -53,14 +45,14 @@ impl Role {
 
 /// Notifies all processes that hold leases of the database at `path` that it is a new file.
 pub(super) fn notify_all_holders(path: &Path) {
-    system::SocketFolder::new(path).notify_holders(None);
+    SocketFolder::new(path).notify_holders(None);
 }
 
 /// The idle parkers of one provider, and the sender to the parkers of other processes.
 #[derive(Debug)]
 pub(super) struct ParkerPool {
     idle: Mutex<Vec<Arc<Parker>>>,
-    folder: system::SocketFolder,
+    folder: SocketFolder,
 }
 
 /// The number of idle parkers that are kept. More threads rarely wait at once.
@@ -70,7 +62,7 @@ impl ParkerPool {
     /// Creates the pool for the database at the absolute `path`, and removes the sockets of dead
     /// processes.
     pub(super) fn new(path: &Path) -> Self {
-        let folder = system::SocketFolder::new(path);
+        let folder = SocketFolder::new(path);
         folder.remove_dead_sockets();
         Self {
             idle: Mutex::default(),

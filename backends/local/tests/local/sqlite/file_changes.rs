@@ -38,7 +38,6 @@ fn replaced_file_is_the_new_store() {
 }
 
 /// The clock stands still: the files are not checked because time has passed.
-#[cfg(unix)]
 #[test]
 fn first_lock_after_a_deletion_is_in_a_new_file() {
     let store = TempStore::new();
@@ -110,7 +109,6 @@ fn waiter_replaces_its_deleted_socket() {
     assert_eq!(waiter.join().unwrap(), Released::Done);
 }
 
-#[cfg(unix)]
 #[test]
 fn socket_has_the_permissions_and_the_owner_of_the_file() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};

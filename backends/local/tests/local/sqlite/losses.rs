@@ -2,7 +2,6 @@
 
 use lockkeeper_core::{LockName, WaitOutcome};
 
-#[cfg(unix)]
 use super::processes::{spawn, spawn_test};
 use super::*;
 
@@ -38,7 +37,6 @@ fn delete_files(store: &TempStore) {
     }
 }
 
-#[cfg(unix)]
 fn holder_sockets(store: &TempStore) -> usize {
     let files = store.files();
     files
@@ -54,7 +52,6 @@ fn unlocking_child() {
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn holder_notices_at_once_that_another_process_unlocked() {
     let store = TempStore::new();
@@ -66,7 +63,6 @@ fn holder_notices_at_once_that_another_process_unlocked() {
     other.renew().unwrap();
 }
 
-#[cfg(unix)]
 #[test]
 fn holder_notices_at_once_that_its_own_process_unlocked() {
     let store = TempStore::new();
@@ -75,7 +71,6 @@ fn holder_notices_at_once_that_its_own_process_unlocked() {
     assert_lost(&guard);
 }
 
-#[cfg(unix)]
 #[test]
 fn holder_notices_at_once_that_another_process_made_a_new_file() {
     let store = TempStore::new();
@@ -108,7 +103,6 @@ fn holder_notices_deleted_files_when_its_keeper_uses_them() {
     assert_lost(&guard);
 }
 
-#[cfg(unix)]
 #[test]
 fn notifications_are_received_while_there_are_locks() {
     let store = TempStore::new();

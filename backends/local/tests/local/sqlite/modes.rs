@@ -1,6 +1,5 @@
 //! Shared locks and permits.
 
-#[cfg(unix)]
 use std::os::unix::net::UnixDatagram;
 use std::thread::JoinHandle;
 
@@ -155,7 +154,6 @@ fn waiter_is_refused_when_permits_of_another_limit_were_granted() {
     assert_eq!((waiters(&raw), locks(&raw)), (0, 2));
 }
 
-#[cfg(unix)]
 #[test]
 fn waiter_that_was_granted_notifies_the_next_that_is_admitted() {
     for (asked, stored) in [(Mode::Shared, -1), (TWO, 2)] {

@@ -57,7 +57,6 @@ fn errors_name_what_is_wrong_with_the_path() {
     assert_refused(&store.path(), "more than one name");
     fs::remove_file(folder.join("second.db")).unwrap();
     drop(store.provider());
-    #[cfg(unix)]
     {
         std::os::unix::fs::symlink(folder.join("nowhere"), folder.join("link")).unwrap();
         assert_refused(&folder.join("link"), "link to nothing");
@@ -114,7 +113,6 @@ fn opening_a_busy_file_does_not_block_other_files() {
     opening.join().unwrap().unwrap();
 }
 
-#[cfg(unix)]
 #[test]
 fn new_files_have_permissions_for_their_owner_only() {
     use std::os::unix::fs::PermissionsExt;
@@ -140,7 +138,6 @@ fn new_files_have_permissions_for_their_owner_only() {
 
 /// A user that can read the `-shm` file can put a read lock on the byte that writers lock. In an
 /// experiment this blocked all acquisitions.
-#[cfg(unix)]
 #[test]
 fn world_accessible_file_is_a_warning() {
     use lockkeeper_core::{Severity, StoreInfo};
@@ -175,29 +172,24 @@ fn world_accessible_file_is_a_warning() {
 }
 
 /// The id of a user and of a group that are not this process's.
-#[cfg(unix)]
 const OTHER: u32 = 65_534;
 
 /// Makes a file the file of another user, which only root may do. Returns whether it did.
-#[cfg(unix)]
 fn give_away(file: &Path) -> bool {
     std::os::unix::fs::lchown(file, Some(OTHER), Some(OTHER)).is_ok()
 }
 
-#[cfg(unix)]
 fn set_mode(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-#[cfg(unix)]
 fn assert_denied(path: &Path, hint: &str) {
     let error = open(path).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     assert!(error.to_string().contains(hint), "{error}");
 }
 
-#[cfg(unix)]
 #[test]
 fn folder_that_more_users_may_write_than_the_database_is_refused() {
     let store = TempStore::new();
@@ -232,7 +224,6 @@ fn folder_that_more_users_may_write_than_the_database_is_refused() {
     drop(store.provider());
 }
 
-#[cfg(unix)]
 #[test]
 fn file_of_another_user_beside_the_database_is_refused() {
     let store = TempStore::new();
@@ -254,7 +245,6 @@ fn file_of_another_user_beside_the_database_is_refused() {
     drop(store.provider());
 }
 
-#[cfg(unix)]
 #[test]
 fn link_of_another_user_to_a_database_is_not_followed() {
     let store = TempStore::new();
@@ -267,7 +257,6 @@ fn link_of_another_user_to_a_database_is_not_followed() {
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn folder_that_every_user_may_write_since_the_opening_is_found() {
     use lockkeeper_core::{Severity, StoreInfo};
