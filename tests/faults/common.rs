@@ -55,7 +55,7 @@ pub(crate) fn start(kind: impl Into<StoreKind>) -> Shared {
 pub(crate) trait Keepers: TestServer {
     /// Returns the address of a server that has one.
     fn own_addr(&self) -> SocketAddr {
-        TestServer::addr(self).expect("a server with one address")
+        self.single_addr().expect("a server with one address")
     }
 
     /// Starts a proxy before the server.

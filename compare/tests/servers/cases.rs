@@ -96,7 +96,7 @@ fn passwords_are_not_shown(kind: StoreKind) {
     let server = start(kind, true);
     let url = server.url();
     let (scheme, _) = url.split_once(':').unwrap();
-    let addr = server.addr().unwrap();
+    let addr = server.single_addr().unwrap();
     let mut refused = vec![
         (format!("{scheme}://me:{SECRET}@{addr}/x?tlt=5s"), false),
         (format!("{scheme}://me:{SECRET}@[::1/"), false),

@@ -60,7 +60,9 @@ impl Store {
 
     /// Makes a store of one server, and starts a proxy before it.
     fn behind_proxy(server: Arc<dyn TestServer>, settings: &ServerSettings) -> io::Result<Self> {
-        let addr = server.addr().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let addr = server
+            .single_addr()
+            .ok_or(io::ErrorKind::AddrNotAvailable)?;
         let proxy = Proxy::new(addr)?;
         let urls = [addr, proxy.addr()].map(|it| settings.with_keys(&server.url_via(it)));
         Ok(Self {

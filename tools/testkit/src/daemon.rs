@@ -5,7 +5,7 @@ use std::env;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::process::Process;
+use crate::tls::Certificates;
 use crate::watchdog::Watchdog;
 
 /// How long a server may take to answer for the first time; Redis needs some 20 ms, MySQL 800.
@@ -38,7 +39,16 @@ pub struct Daemon {
     folder: TempDir,
     /// It is declared last, so that it outlives the folder.
     watchdog: Arc<Watchdog>,
+    ports: [u16; 3],
+    certificates: Option<Certificates>,
+    launch: Launch,
 }
+
+/// Starts the process of a daemon on its ports, and returns when it replies.
+type Launch = Box<dyn Fn(&Daemon) -> io::Result<()> + Send + Sync>;
+
+/// Makes certificates in a folder.
+pub(crate) type MakeCertificates = fn(&Path) -> io::Result<Certificates>;
 
 impl Daemon {
     /// Makes the folder, and starts no server yet. A missing program is an error.
@@ -59,9 +69,60 @@ impl Daemon {
             name,
             program,
             process: Mutex::new(None),
+            ports: [0; 3],
+            certificates: None,
+            launch: Box::new(|_| Err(io::ErrorKind::NotConnected.into())),
             watchdog: Arc::new(Watchdog::start(folder.path())?),
             folder,
         })
+    }
+
+    /// Makes the certificates of a server that speaks TLS.
+    pub(crate) fn certify(&mut self, make: Option<MakeCertificates>) -> io::Result<()> {
+        self.certificates = make.map(|make| make(self.folder())).transpose()?;
+        Ok(())
+    }
+
+    /// Starts the server for the first time, on ports that are free.
+    pub(crate) fn start(
+        &mut self,
+        launch: impl Fn(&Self) -> io::Result<()> + Send + Sync + 'static,
+    ) -> io::Result<()> {
+        retry_on_taken_port(|| {
+            self.ports = free_ports()?;
+            launch(self)
+        })?;
+        self.launch = Box::new(launch);
+        Ok(())
+    }
+
+    /// Kills the server if it runs, and starts it on the same ports. It has its data, but a Redis only if it was started
+    /// with persistence.
+    ///
+    /// # Errors
+    /// The server did not start: its log is in the error.
+    pub fn restart(&self) -> io::Result<()> {
+        self.kill();
+        // While the server was down, the kernel may have given a port to an outgoing connection, which ends.
+        retry_on_former_port(|| (self.launch)(self))
+    }
+
+    /// Returns the address that the server listens on, without TLS if that has a port of its own.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        let [port, ..] = self.ports;
+        (Ipv4Addr::LOCALHOST, port).into()
+    }
+
+    /// Returns the port of [`addr`](Self::addr), and two more for what else the server listens for.
+    pub(crate) fn ports(&self) -> [u16; 3] {
+        self.ports
+    }
+
+    /// Returns the certificates, if the server speaks TLS.
+    #[must_use]
+    pub fn certificates(&self) -> Option<&Certificates> {
+        self.certificates.as_ref()
     }
 
     pub(crate) fn program(&self) -> &Path {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Returns the folder that `scripts/servers` unpacks servers into that the distribution does not have.
-pub(crate) fn servers_folder() -> PathBuf {
+fn servers_folder() -> PathBuf {
     env::var_os("TESTKIT_SERVERS")
         .filter(|folder| !folder.is_empty())
         .map_or_else(
@@ -35,16 +35,18 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
 /// Returns `program` in every folder of PATH, and in folders of servers that may not be on PATH.
 pub(crate) fn on_path(program: &str) -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let mut folders: Vec<PathBuf> = env::split_paths(&path)
-        .chain(
-            [
-                "/usr/sbin",
-                "/usr/local/bin",
-                "/usr/local/sbin",
-                "/opt/homebrew/bin",
-            ]
-            .map(PathBuf::from),
-        )
+    let others = [
+        "/usr/sbin",
+        "/usr/local/bin",
+        "/usr/local/sbin",
+        "/opt/homebrew/bin",
+    ];
+    // Debian has a folder for each version of PostgreSQL. They come first: all programs of the version are in there, and
+    // PATH may have a link to one of them.
+    let versions = entries("/usr/lib/postgresql").map(|version| version.join("bin"));
+    let mut folders: Vec<PathBuf> = versions
+        .chain(env::split_paths(&path))
+        .chain(others.map(PathBuf::from))
         // Resolve the folder only, since a program may depend on the name of its link.
         .filter_map(|folder| folder.canonicalize().ok())
         .collect();
@@ -57,8 +59,14 @@ pub(crate) fn on_path(program: &str) -> Vec<PathBuf> {
         .collect()
 }
 
+/// Returns what is in a folder.
+fn entries(folder: &str) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = Path::new(folder).read_dir().into_iter().flatten();
+    entries.flatten().map(|entry| entry.path())
+}
+
 /// Returns the program that an environment variable names, if it is set.
-pub(crate) fn named_by(variable: &str) -> Option<PathBuf> {
+fn named_by(variable: &str) -> Option<PathBuf> {
     env::var_os(variable)
         .filter(|program| !program.is_empty())
         .map(PathBuf::from)
@@ -67,10 +75,8 @@ pub(crate) fn named_by(variable: &str) -> Option<PathBuf> {
 /// Returns the library that gives a program another wall clock: the one that `TESTKIT_FAKETIME` names, else that of the
 /// distribution's package.
 pub(crate) fn faketime() -> Result<PathBuf, String> {
-    let packages = Path::new("/usr/lib").read_dir().into_iter().flatten();
-    let packages = packages.flatten().map(|entry| entry.path());
     // Below /usr/lib/x86_64-linux-gnu on Debian, and below /usr/lib64 on Fedora.
-    let folders = packages.chain(["/usr/lib", "/usr/lib64"].map(PathBuf::from));
+    let folders = entries("/usr/lib").chain(["/usr/lib", "/usr/lib64"].map(PathBuf::from));
     let mut files = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));
     let found = named_by("TESTKIT_FAKETIME").or_else(|| files.find(|it| it.is_file()));
     found.ok_or_else(|| "no libfaketime on this machine; scripts/servers installs it".to_owned())
@@ -80,13 +86,18 @@ pub(crate) fn faketime() -> Result<PathBuf, String> {
 pub(crate) struct Found(Vec<(PathBuf, Result<String, String>)>);
 
 impl Found {
-    pub(crate) fn search(programs: impl Iterator<Item = PathBuf>) -> Self {
-        Self(
-            programs
-                .map(|program| (version_of(&program), program))
-                .map(|(version, program)| (program, version))
-                .collect(),
-        )
+    /// Asks the programs that environment variables name, those that `scripts/servers` unpacked, and installed ones.
+    pub(crate) fn search(variables: &[&str], unpacked: &[&str], installed: &[&str]) -> Self {
+        let folder = servers_folder();
+        let named = variables.iter().filter_map(|name| named_by(name));
+        let unpacked = unpacked.iter().map(|program| folder.join(program));
+        let installed = installed.iter().flat_map(|program| on_path(program));
+        let programs = named.chain(unpacked).chain(installed);
+        let asked = programs.map(|program| {
+            let version = version_of(&program);
+            (program, version)
+        });
+        Self(asked.collect())
     }
 
     /// Returns the first program whose version `matches`, else a text that says what was found instead.

@@ -1,14 +1,18 @@
 //! What the kinds of all servers have: a name for tests, and a program that is searched for.
 
-/// Declares the kinds of a server, of which all cases run on those in `all`.
+/// Declares the kinds of a server, each with a name for tests and with what its output of `--version` contains. All cases
+/// run on those in `all`.
 ///
-/// The type must have two functions. `candidates` returns the programs in the order in which they are tried.
-/// `matches` returns whether a program with this output of `--version` is of a kind.
+/// The programs are tried in this order: those that the environment variables name, those that `scripts/servers` unpacked,
+/// and those that are installed.
 macro_rules! server_kinds {
     (
         $(#[$docs:meta])*
-        $kind:ident { $($(#[$kind_docs:meta])* $variant:ident = $name:literal,)+ }
+        $kind:ident { $($(#[$kind_docs:meta])* $variant:ident = $name:literal, $version:expr;)+ }
         all: [$($listed:ident),+]; $count:literal
+        variables: $variables:expr;
+        unpacked: $unpacked:expr;
+        installed: $installed:expr;
     ) => {
         $(#[$docs])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,9 +39,18 @@ macro_rules! server_kinds {
             /// There is none: the text says what was found instead, and what to do.
             pub fn program(self) -> Result<std::path::PathBuf, String> {
                 static FOUND: std::sync::OnceLock<crate::find::Found> = std::sync::OnceLock::new();
-                let search = || crate::find::Found::search(Self::candidates().into_iter());
+                let search = || crate::find::Found::search($variables, $unpacked, $installed);
                 let found = FOUND.get_or_init(search);
                 found.choose(self.name(), |version| self.matches(version))
+            }
+
+            /// Returns whether a program with this output of `--version` is of this kind. Its path does not matter, since one
+            /// kind may be installed under the name of another.
+            fn matches(self, version: &str) -> bool {
+                let marks: &[&str] = match self {
+                    $(Self::$variant => &$version,)+
+                };
+                marks.iter().all(|mark| version.contains(mark))
             }
 
             /// Returns why tests with this server are shown as ignored, `None` when they run. In continuous integration

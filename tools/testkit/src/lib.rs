@@ -1,14 +1,12 @@
 //! Real servers and a proxy that misbehaves, for the tests of lockkeeper's backends.
 //!
-//! [`RedisServer`], [`MySqlServer`], [`PostgresServer`] and `EtcdServer` start an installed server as a child
+//! [`RedisServer`], [`MySqlServer`], [`PostgresServer`] and [`EtcdServer`] start an installed server as a child
 //! process, on a free port of 127.0.0.1, in a throw-away folder. `scripts/servers` of the project's repository
 //! installs the servers. A server ends with its owner: at drop, at a panic, and also when the owner's process is
 //! killed.
 //!
 //! # Features
-//! - `etcd`: etcd servers.
 //! - `mysql`: `MySqlClient`, with which a test looks at a MySQL or MariaDB server.
-//! - `proxy`: `Proxy`, which drops, delays and cuts messages, and `SentinelSet` and `RedisCluster`.
 //! - `sqlite`: SQLite files.
 //! - `suite`: test programs whose cases run on every kind of server, by libtest-mimic.
 //! - `tls`: servers that speak TLS, with certificates made for them.
@@ -16,7 +14,7 @@
 //! None is on by default.
 //!
 //! ```no_run
-//! # #[cfg(feature = "proxy")] fn run() -> std::io::Result<()> {
+//! # fn run() -> std::io::Result<()> {
 //! use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer};
 //!
 //! let server = RedisServer::start(RedisKind::Redis8, &RedisOptions::new())?;
@@ -28,7 +26,6 @@
 //! ```
 
 mod daemon;
-#[cfg(feature = "etcd")]
 mod etcd;
 mod find;
 mod kinds;
@@ -36,7 +33,6 @@ mod mysql;
 mod pool;
 mod postgres;
 mod process;
-#[cfg(feature = "proxy")]
 mod proxy;
 mod redis;
 #[cfg(feature = "sqlite")]
@@ -52,16 +48,13 @@ mod until;
 mod watchdog;
 
 pub use daemon::Daemon;
-#[cfg(feature = "etcd")]
 pub use etcd::{EtcdCluster, EtcdKey, EtcdKind, EtcdOptions, EtcdServer};
 #[cfg(feature = "mysql")]
 pub use mysql::{MySqlClient, MySqlSession};
 pub use mysql::{MySqlKind, MySqlOptions, MySqlServer};
 pub use pool::Shared;
 pub use postgres::{PgBouncer, PoolMode, PostgresKind, PostgresOptions, PostgresServer};
-#[cfg(feature = "proxy")]
 pub use proxy::{Counts, Fault, Proxy};
-#[cfg(feature = "proxy")]
 pub use redis::{ProxiedServers, RedisCluster, SentinelSet};
 pub use redis::{RedisClient, RedisKind, RedisOptions, RedisServer, Reply};
 #[cfg(feature = "sqlite")]

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 #[cfg(feature = "sqlite")]
 use crate::sqlite;
-#[cfg(feature = "etcd")]
 use crate::{EtcdKind, etcd};
 #[cfg(feature = "mysql")]
 use crate::{MySqlKind, mysql};
@@ -22,10 +21,8 @@ pub enum StoreKind {
     /// A Redis or Valkey server.
     Redis(RedisKind),
     /// A Redis server, and a sentinel that names it and never replaces it.
-    #[cfg(feature = "proxy")]
     RedisSentinel(RedisKind),
     /// Three primaries of a Redis Cluster, which nothing replaces.
-    #[cfg(feature = "proxy")]
     RedisCluster(RedisKind),
     /// A MySQL or MariaDB server, which lists its locks.
     #[cfg(feature = "mysql")]
@@ -33,10 +30,8 @@ pub enum StoreKind {
     /// A PostgreSQL server.
     Postgres(PostgresKind),
     /// A single etcd.
-    #[cfg(feature = "etcd")]
     Etcd(EtcdKind),
     /// Three members of an etcd cluster.
-    #[cfg(feature = "etcd")]
     EtcdCluster(EtcdKind),
 }
 
@@ -48,7 +43,6 @@ impl StoreKind {
         #[cfg(feature = "mysql")]
         kinds.extend(MySqlKind::ALL.map(Self::MySql));
         kinds.extend(PostgresKind::ALL.map(Self::Postgres));
-        #[cfg(feature = "etcd")]
         kinds.extend(EtcdKind::ALL.map(Self::Etcd));
         kinds
     }
@@ -60,16 +54,12 @@ impl StoreKind {
             #[cfg(feature = "sqlite")]
             Self::Sqlite => "sqlite",
             Self::Redis(kind) => kind.name(),
-            #[cfg(feature = "proxy")]
             Self::RedisSentinel(_) => "redis-sentinel",
-            #[cfg(feature = "proxy")]
             Self::RedisCluster(_) => "redis-cluster",
             #[cfg(feature = "mysql")]
             Self::MySql(kind) => kind.name(),
             Self::Postgres(kind) => kind.name(),
-            #[cfg(feature = "etcd")]
             Self::Etcd(kind) => kind.name(),
-            #[cfg(feature = "etcd")]
             Self::EtcdCluster(_) => "etcd-cluster",
         }
     }
@@ -82,12 +72,10 @@ impl StoreKind {
             #[cfg(feature = "sqlite")]
             Self::Sqlite => None,
             Self::Redis(kind) => kind.ignored(),
-            #[cfg(feature = "proxy")]
             Self::RedisSentinel(kind) | Self::RedisCluster(kind) => kind.ignored(),
             #[cfg(feature = "mysql")]
             Self::MySql(kind) => kind.ignored(),
             Self::Postgres(kind) => kind.ignored(),
-            #[cfg(feature = "etcd")]
             Self::Etcd(kind) | Self::EtcdCluster(kind) => kind.ignored(),
         }
     }
@@ -101,16 +89,12 @@ impl StoreKind {
             #[cfg(feature = "sqlite")]
             Self::Sqlite => sqlite::start(),
             Self::Redis(kind) => redis::start(kind),
-            #[cfg(feature = "proxy")]
             Self::RedisSentinel(kind) => redis::start_with_sentinel(kind),
-            #[cfg(feature = "proxy")]
             Self::RedisCluster(kind) => redis::start_cluster(kind),
             #[cfg(feature = "mysql")]
             Self::MySql(kind) => mysql::start(kind),
             Self::Postgres(kind) => postgres::start(kind),
-            #[cfg(feature = "etcd")]
             Self::Etcd(kind) => etcd::start(kind),
-            #[cfg(feature = "etcd")]
             Self::EtcdCluster(kind) => etcd::start_cluster(kind),
         }
     }
@@ -141,7 +125,6 @@ impl From<PostgresKind> for StoreKind {
     }
 }
 
-#[cfg(feature = "etcd")]
 impl From<EtcdKind> for StoreKind {
     fn from(kind: EtcdKind) -> Self {
         Self::Etcd(kind)

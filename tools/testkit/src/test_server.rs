@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::daemon::Daemon;
+use crate::until::wait_until;
 
 /// Ends a fault that [`TestServer::cut_off`] or [`TestServer::slow_down`] has begun.
 pub type EndFault = Box<dyn FnOnce() -> io::Result<()> + Send>;
@@ -68,7 +69,10 @@ pub trait TestServer: Any + Send + Sync {
     fn facts(&self) -> Facts;
 
     /// Returns the store's URL, ready for `key=value`.
-    fn url(&self) -> String;
+    fn url(&self) -> String {
+        let addr = self.single_addr();
+        addr.map_or_else(String::new, |addr| self.url_via(addr))
+    }
 
     /// Returns the URL of a store of this kind at another host and port, ready for `key=value`, with TLS or without.
     fn url_at(&self, host: &str, tls: bool) -> String {
@@ -86,9 +90,12 @@ pub trait TestServer: Any + Send + Sync {
         None
     }
 
-    /// Returns the address to which a proxy connects, if the store has a single address.
-    fn addr(&self) -> Option<SocketAddr> {
-        None
+    /// Returns the address to which a proxy connects, if the store is a single server.
+    fn single_addr(&self) -> Option<SocketAddr> {
+        match self.processes()[..] {
+            [server] => Some(server.addr()),
+            _ => None,
+        }
     }
 
     /// Returns the processes of the store.
@@ -122,14 +129,16 @@ pub trait TestServer: Any + Send + Sync {
     /// # Errors
     /// A process did not start, or the store has none.
     fn restart(&self) -> io::Result<()> {
-        unsupported()
+        on_each(self.processes(), Daemon::restart)
     }
 
-    /// Makes the store forget all leases and epochs.
+    /// Makes the store forget all leases and epochs: by a restart, if they are no data.
     ///
     /// # Errors
     /// The store does not reply.
-    fn wipe(&self) -> io::Result<()>;
+    fn wipe(&self) -> io::Result<()> {
+        self.restart()
+    }
 
     /// Makes the store like new for the next test.
     ///
@@ -157,17 +166,28 @@ pub trait TestServer: Any + Send + Sync {
         repeat(by, by / 4, move || stop.stop(), move || self.resume())
     }
 
-    /// Ends the lease on a name, and wakes no waiter.
+    /// Ends the lease on a name, and wakes no waiter. Where a lease is a session's, this kills the session, as an operator
+    /// does, and waits for its end.
     ///
     /// # Errors
     /// The name is not held, or the store does not reply.
-    fn end_lease(&self, namespace: &str, name: &str) -> io::Result<()>;
+    fn end_lease(&self, namespace: &str, name: &str) -> io::Result<()> {
+        let holders = self.holding_sessions(namespace, &[name])?;
+        let holder = holders.first().ok_or_else(|| not_held(name))?;
+        self.kill_session(*holder)?;
+        wait_until(|| {
+            let holders = self.holding_sessions(namespace, &[name])?;
+            Ok(!holders.contains(holder))
+        })
+    }
 
     /// Returns how many callers wait for a name in the store.
     ///
     /// # Errors
     /// The store does not reply.
-    fn waiters(&self, namespace: &str, name: &str) -> io::Result<usize>;
+    fn waiters(&self, namespace: &str, name: &str) -> io::Result<usize> {
+        Ok(self.waiting_sessions(namespace, name)?.len())
+    }
 
     /// Returns the keys, rows or sessions of locks and waiters in the store.
     ///

@@ -22,7 +22,6 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// Waits until `condition` holds, as [`until`] does. It is an error if it does not.
-#[cfg(feature = "mysql")]
 pub(crate) fn wait_until(condition: impl FnMut() -> std::io::Result<bool>) -> std::io::Result<()> {
     match holds_in_time(condition)? {
         true => Ok(()),

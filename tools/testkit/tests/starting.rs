@@ -64,7 +64,7 @@ fn pid_of(server: &dyn TestServer) -> Option<u32> {
 fn restart_keeps_the_port(kind: StoreKind) {
     let server = kind.start().unwrap();
     let (url, pid) = (server.url(), pid_of(&*server).unwrap());
-    let connect = || TcpStream::connect(server.addr().unwrap());
+    let connect = || TcpStream::connect(server.single_addr().unwrap());
     server.kill();
     assert_eq!((pid_of(&*server), state_of(pid)), (None, None));
     assert!(connect().is_err());

@@ -29,7 +29,7 @@ fn unix_socket(kind: StoreKind) {
 
 fn tls(kind: StoreKind) {
     let (server, authority) = start_with_tls(kind);
-    let host = server.addr().unwrap().to_string();
+    let host = server.single_addr().unwrap().to_string();
     let url = server.url_at(&host, true);
     let trusting = with_timeouts(&format!("{url}ca_file={}", authority.display()));
     let [holder, other] = [(); 2].map(|()| try_open(&trusting).unwrap());
@@ -46,7 +46,7 @@ fn tls(kind: StoreKind) {
     );
 
     let plain = start(kind);
-    let host = plain.addr().unwrap().to_string();
+    let host = plain.single_addr().unwrap().to_string();
     let url = format!(
         "{}ca_file={}",
         plain.url_at(&host, true),
@@ -59,7 +59,7 @@ fn tls(kind: StoreKind) {
 fn replies_in_drops_end_by_their_deadline(kind: StoreKind) {
     const LIMIT: Duration = Duration::from_secs(10);
     let (server, authority) = start_with_tls(kind);
-    let proxy = Proxy::new(server.addr().unwrap()).unwrap();
+    let proxy = Proxy::new(server.single_addr().unwrap()).unwrap();
     let host = proxy.addr().to_string();
     let ca_file = authority.display();
     let with_tls = format!("{}ca_file={ca_file}&", server.url_at(&host, true));

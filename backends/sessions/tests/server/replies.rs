@@ -26,7 +26,7 @@ fn via_proxy(
     response_timeout: Duration,
 ) -> (Shared, Proxy, Arc<dyn LockProvider>) {
     let server = start(kind);
-    let proxy = Proxy::new(server.addr().unwrap()).unwrap();
+    let proxy = Proxy::new(server.single_addr().unwrap()).unwrap();
     let addr = proxy.addr();
     let via = Via {
         pool_size: 4,

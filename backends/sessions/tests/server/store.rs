@@ -65,7 +65,7 @@ pub(crate) fn provider(
     server: &dyn TestServer,
     pool_size: u32,
 ) -> Arc<dyn LockProvider> {
-    let addr = server.addr().unwrap();
+    let addr = server.single_addr().unwrap();
     let response_timeout = REPLY_LIMIT;
     let via = Via {
         pool_size,

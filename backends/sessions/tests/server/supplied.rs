@@ -15,7 +15,7 @@ pub(crate) const CASES: &[Case] = cases![second_server_is_refused];
 fn second_server_is_refused(kind: StoreKind) {
     let (server, other) = (start(kind), start(kind));
     let has_moved = Arc::new(AtomicBool::new(false));
-    let addrs = [&server, &other].map(|server| server.addr().unwrap());
+    let addrs = [&server, &other].map(|server| server.single_addr().unwrap());
     let moved = Arc::clone(&has_moved);
     let choose = move || addrs[usize::from(moved.load(Ordering::SeqCst))];
     let via = Via {

@@ -1,18 +1,17 @@
 //! A running etcd.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 
 use super::client::{encoded, keys, post, under};
 use super::{EtcdKey, EtcdKind, EtcdOptions};
-use crate::daemon::{self, Daemon};
-use crate::tls::Certificates;
+use crate::daemon::Daemon;
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
 ///
@@ -21,12 +20,8 @@ use crate::tls::Certificates;
 #[derive(Debug)]
 pub struct EtcdServer {
     kind: EtcdKind,
-    options: EtcdOptions,
-    port: u16,
-    peers: Peers,
-    tls: Option<(u16, Certificates)>,
     /// How often a new cluster was made.
-    renewed: AtomicU32,
+    renewed: Arc<AtomicU32>,
     daemon: Daemon,
 }
 
@@ -34,7 +29,7 @@ pub struct EtcdServer {
 const ALONE: &str = "one";
 
 /// How a member is reached by the others.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Peers {
     pub(super) name: String,
     /// The port that it listens on.
@@ -60,57 +55,35 @@ impl EtcdServer {
         peers: Option<&Peers>,
     ) -> io::Result<Self> {
         let memory = Path::new("/dev/shm");
-        let daemon = match memory.is_dir() {
+        let mut daemon = match memory.is_dir() {
             true => Daemon::new_in(memory, kind.name(), kind.program())?,
             false => Daemon::new(kind.name(), kind.program())?,
         };
-        let tls = match options.tls {
-            Some(make) => Some((0, make(daemon.folder())?)),
-            None => None,
-        };
-        let mut server = Self {
-            kind,
-            options: options.clone(),
-            port: 0,
-            peers: peers.cloned().unwrap_or_default(),
-            tls,
-            renewed: AtomicU32::default(),
-            daemon,
-        };
-        daemon::retry_on_taken_port(|| {
-            let [plain, peer, encrypted] = daemon::free_ports()?;
-            server.port = plain;
-            if peers.is_none() {
-                server.peers = Peers {
-                    name: ALONE.to_owned(),
-                    port: peer,
-                    all: format!("{ALONE}=http://127.0.0.1:{peer}"),
-                };
-            }
-            if let Some((port, _)) = &mut server.tls {
-                *port = encrypted;
-            }
-            server.launch()
+        daemon.certify(options.tls)?;
+        let renewed = Arc::<AtomicU32>::default();
+        let (options, peers, token) = (options.clone(), peers.cloned(), Arc::clone(&renewed));
+        daemon.start(move |daemon| {
+            let [_, port, _] = daemon.ports();
+            let alone = || Peers {
+                name: ALONE.to_owned(),
+                port,
+                all: format!("{ALONE}=http://127.0.0.1:{port}"),
+            };
+            let peers = peers.clone().unwrap_or_else(alone);
+            let token = token.load(Ordering::Relaxed);
+            daemon.launch(command(&options, &peers, token, daemon), || ready(daemon))
         })?;
-        Ok(server)
+        Ok(Self {
+            kind,
+            renewed,
+            daemon,
+        })
     }
 
     /// Returns which server this is.
     #[must_use]
     pub fn kind(&self) -> EtcdKind {
         self.kind
-    }
-
-    /// Returns the address that the server listens on without TLS.
-    #[must_use]
-    pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
-    /// Returns the certificates of the TLS port, if there is one.
-    #[must_use]
-    pub fn certificates(&self) -> Option<&Certificates> {
-        self.tls.as_ref().map(|(_, certificates)| certificates)
     }
 
     /// Returns `etcd://127.0.0.1:PORT`.
@@ -123,17 +96,9 @@ impl EtcdServer {
     /// [`EtcdServer::certificates`].
     #[must_use]
     pub fn tls_url(&self) -> Option<String> {
-        let port = self.tls.as_ref().map(|(port, _)| port);
-        port.map(|port| format!("etcds://localhost:{port}"))
-    }
-
-    /// Kills the server if it runs, and starts it on the same ports. It has its data.
-    ///
-    /// # Errors
-    /// The server did not start: its log is in the error.
-    pub fn restart(&self) -> io::Result<()> {
-        self.kill();
-        daemon::retry_on_former_port(|| self.launch())
+        let [_, _, port] = self.ports();
+        let url = format!("etcds://localhost:{port}");
+        self.certificates().map(|_| url)
     }
 
     /// Kills the server if it runs, and starts it on the same ports without its data, as another cluster.
@@ -142,7 +107,7 @@ impl EtcdServer {
     /// The server did not start: its log is in the error.
     pub fn restart_empty(&self) -> io::Result<()> {
         self.kill();
-        std::fs::remove_dir_all(self.data().join("member"))?;
+        std::fs::remove_dir_all(data(self).join("member"))?;
         self.renewed.fetch_add(1, Ordering::Relaxed);
         self.restart()
     }
@@ -193,64 +158,63 @@ impl EtcdServer {
         let deleted = reply.get("deleted").and_then(Value::as_str);
         Ok(deleted.and_then(|count| count.parse().ok()).unwrap_or(0))
     }
+}
 
-    fn data(&self) -> PathBuf {
-        self.folder().join("data")
+fn data(daemon: &Daemon) -> PathBuf {
+    daemon.folder().join("data")
+}
+
+/// Returns whether the server replies, and knows a leader.
+fn ready(daemon: &Daemon) -> io::Result<()> {
+    let status = match post(daemon.addr(), "/v3/maintenance/status", &json!({})) {
+        // From 3.5 on, a server with users tells its status to root alone.
+        Err(error) if error.to_string().contains("user name is empty") => return Ok(()),
+        status => status?,
+    };
+    match status.get("leader") {
+        Some(_) => Ok(()),
+        None => Err(io::Error::other("it has no leader")),
     }
+}
 
-    fn launch(&self) -> io::Result<()> {
-        self.daemon.launch(self.server(), || {
-            let status = match self.call("/v3/maintenance/status", &json!({})) {
-                // From 3.5 on, a server with users tells its status to root alone.
-                Err(error) if error.to_string().contains("user name is empty") => return Ok(()),
-                status => status?,
-            };
-            let has_leader = status.get("leader").is_some();
-            has_leader
-                .then_some(())
-                .ok_or_else(|| io::Error::other("it has no leader"))
-        })
-    }
-
-    fn server(&self) -> Command {
-        let mut command = Command::new(self.daemon.program());
-        let client = format!("http://{}", self.addr());
-        let Peers { name, port, all } = &self.peers;
-        let named = |member: &&str| member.starts_with(&format!("{name}="));
-        let own = all.split(',').find(named);
-        let own = own.and_then(|own| own.split_once('='));
-        let own = own.map_or("", |(_, url)| url);
-        let mut listen = client.clone();
-        if let Some((port, certificates)) = &self.tls {
-            listen = format!("{listen},https://127.0.0.1:{port}");
-            command.arg("--cert-file").arg(&certificates.certificate);
-            command.arg("--key-file").arg(&certificates.key);
-            if self.options.wants_client_certificate {
-                command.arg("--client-cert-auth");
-                command
-                    .arg("--trusted-ca-file")
-                    .arg(&certificates.authority);
-            }
+/// `token` decides the id of the cluster, together with the addresses.
+fn command(options: &EtcdOptions, peers: &Peers, token: u32, daemon: &Daemon) -> Command {
+    let mut command = Command::new(daemon.program());
+    let client = format!("http://{}", daemon.addr());
+    let Peers { name, port, all } = peers;
+    let named = |member: &&str| member.starts_with(&format!("{name}="));
+    let own = all.split(',').find(named);
+    let own = own.and_then(|own| own.split_once('='));
+    let own = own.map_or("", |(_, url)| url);
+    let mut listen = client.clone();
+    if let Some(certificates) = daemon.certificates() {
+        let [_, _, port] = daemon.ports();
+        listen = format!("{listen},https://127.0.0.1:{port}");
+        command.arg("--cert-file").arg(&certificates.certificate);
+        command.arg("--key-file").arg(&certificates.key);
+        if options.wants_client_certificate {
+            command.arg("--client-cert-auth");
+            command
+                .arg("--trusted-ca-file")
+                .arg(&certificates.authority);
         }
-        command.args(["--name", name, "--logger", "zap"]);
-        // A login costs no 60 ms of processor time then.
-        command.arg("--bcrypt-cost=4");
-        command.arg("--data-dir").arg(self.data());
-        command.args(["--listen-client-urls", &listen]);
-        command.args(["--advertise-client-urls", &client]);
-        command.args(["--listen-peer-urls", &format!("http://127.0.0.1:{port}")]);
-        command.args(["--initial-advertise-peer-urls", own]);
-        command.args(["--initial-cluster", all]);
-        // It decides the id of the cluster, together with the addresses.
-        let token = self.renewed.load(Ordering::Relaxed).to_string();
-        command.args(["--initial-cluster-token", &token]);
-        if self.peers.name == ALONE {
-            // It elects itself soon when it starts: before the leases of a test end.
-            command.args(["--heartbeat-interval=40", "--election-timeout=200"]);
-        }
-        command.args(&self.options.args);
-        command
     }
+    command.args(["--name", name, "--logger", "zap"]);
+    // A login costs no 60 ms of processor time then.
+    command.arg("--bcrypt-cost=4");
+    command.arg("--data-dir").arg(data(daemon));
+    command.args(["--listen-client-urls", &listen]);
+    command.args(["--advertise-client-urls", &client]);
+    command.args(["--listen-peer-urls", &format!("http://127.0.0.1:{port}")]);
+    command.args(["--initial-advertise-peer-urls", own]);
+    command.args(["--initial-cluster", all]);
+    command.args(["--initial-cluster-token", &token.to_string()]);
+    if name == ALONE {
+        // It elects itself soon when it starts: before the leases of a test end.
+        command.args(["--heartbeat-interval=40", "--election-timeout=200"]);
+    }
+    command.args(&options.args);
+    command
 }
 
 impl Deref for EtcdServer {

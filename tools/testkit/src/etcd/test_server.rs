@@ -1,7 +1,6 @@
 //! etcd under test: a single member, or a cluster of three.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 
@@ -42,25 +41,13 @@ impl TestServer for EtcdServer {
         FACTS
     }
 
-    fn url(&self) -> String {
-        self.url_via(self.addr())
-    }
-
     fn url_at(&self, host: &str, tls: bool) -> String {
         let scheme = if tls { "etcds" } else { "etcd" };
         format!("{scheme}://{host}/?")
     }
 
-    fn addr(&self) -> Option<SocketAddr> {
-        Some(self.addr())
-    }
-
     fn processes(&self) -> Vec<&Daemon> {
         vec![self]
-    }
-
-    fn restart(&self) -> io::Result<()> {
-        self.restart()
     }
 
     fn wipe(&self) -> io::Result<()> {

@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::io;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, OptsBuilder, Value};
 
 use super::{MySqlKind, MySqlServer};
+use crate::until::wait_until;
 
 /// How long a server may take to answer.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -187,19 +187,14 @@ impl MySqlServer {
     /// As [`MySqlClient::execute`], or a session does not end within 30 s.
     pub fn end_sessions(&self) -> io::Result<()> {
         let mut client = self.client()?;
-        let began = Instant::now();
-        while began.elapsed() < REPLY_TIMEOUT {
+        wait_until(|| {
             let sessions = client.sessions()?;
-            if sessions.is_empty() {
-                return Ok(());
-            }
-            for session in sessions {
+            for session in &sessions {
                 // An error means that the session has ended by itself.
                 let _ = client.execute(&format!("KILL {}", session.id));
             }
-            thread::sleep(Duration::from_millis(1));
-        }
-        Err(io::ErrorKind::TimedOut.into())
+            Ok(sessions.is_empty())
+        })
     }
 
     /// Runs [`MySqlClient::sessions`] on a connection of its own.

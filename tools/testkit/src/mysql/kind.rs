@@ -1,40 +1,19 @@
-//! Kinds of MySQL servers, and where their programs are.
+//! Kinds of MySQL servers.
 
-use std::path::PathBuf;
-
-use crate::find;
 use crate::kinds::server_kinds;
 
 server_kinds! {
     /// A kind of MySQL server.
     MySqlKind {
         /// MariaDB 10.x, as Debian 12 and Ubuntu 24.04 have it.
-        MariaDb10 = "mariadb-10",
+        MariaDb10 = "mariadb-10", ["MariaDB", "Ver 10."];
         /// Oracle's MySQL 9.x.
-        MySql9 = "mysql-9",
+        MySql9 = "mysql-9", ["Ver 9."];
     }
     all: [MariaDb10, MySql9]; 2
-}
-
-impl MySqlKind {
-    /// Returns whether a program with this version is of this kind. The path does not matter, since either may be
-    /// installed as the other.
-    fn matches(self, version: &str) -> bool {
-        let maria = version.contains("MariaDB");
-        match self {
-            Self::MariaDb10 => maria && version.contains("Ver 10."),
-            Self::MySql9 => !maria && version.contains("Ver 9."),
-        }
-    }
-
-    fn candidates() -> Vec<PathBuf> {
-        let named = ["TESTKIT_MARIADBD", "TESTKIT_MYSQLD"];
-        let mut programs: Vec<_> = named.into_iter().filter_map(find::named_by).collect();
-        programs.push(find::servers_folder().join("mysql-9/mysqld"));
-        programs.extend(find::on_path("mariadbd"));
-        programs.extend(find::on_path("mysqld"));
-        programs
-    }
+    variables: &["TESTKIT_MARIADBD", "TESTKIT_MYSQLD"];
+    unpacked: &["mysql-9/mysqld"];
+    installed: &["mariadbd", "mysqld"];
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A running MySQL or MariaDB.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,7 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use super::{MySqlKind, MySqlOptions, data};
-use crate::daemon::{self, Daemon, START};
-use crate::tls::Certificates;
+use crate::daemon::{Daemon, START};
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
 ///
@@ -21,9 +20,6 @@ use crate::tls::Certificates;
 #[derive(Debug)]
 pub struct MySqlServer {
     kind: MySqlKind,
-    options: MySqlOptions,
-    port: u16,
-    certificates: Option<Certificates>,
     daemon: Daemon,
 }
 
@@ -42,46 +38,22 @@ impl MySqlServer {
     /// There is no such server on this machine (see [`MySqlKind::ignored`]), or it did not start: its log is in
     /// the error.
     pub fn start(kind: MySqlKind, options: &MySqlOptions) -> io::Result<Self> {
-        let daemon = Daemon::new(kind.name(), kind.program())?;
+        let mut daemon = Daemon::new(kind.name(), kind.program())?;
         data::fill(kind, daemon.program(), &daemon.folder().join("data"))?;
-        let certificates = match options.tls {
-            Some(make) => Some(make(daemon.folder())?),
-            None => None,
-        };
-        let mut server = Self {
-            kind,
-            options: options.clone(),
-            port: 0,
-            certificates,
-            daemon,
-        };
-        daemon::retry_on_taken_port(|| {
-            [server.port] = daemon::free_ports()?;
-            server.launch()
-        })?;
+        daemon.certify(options.tls)?;
+        let options = options.clone();
+        daemon.start(move |daemon| launch(kind, &options, daemon))?;
         let started = second();
         while second() == started {
             thread::sleep(Duration::from_millis(10));
         }
-        Ok(server)
+        Ok(Self { kind, daemon })
     }
 
     /// Returns which server this is.
     #[must_use]
     pub fn kind(&self) -> MySqlKind {
         self.kind
-    }
-
-    /// Returns the address that the server listens on.
-    #[must_use]
-    pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
-    /// Returns the certificates, if the server speaks TLS.
-    #[must_use]
-    pub fn certificates(&self) -> Option<&Certificates> {
-        self.certificates.as_ref()
     }
 
     /// Returns `mysql://USER:PASSWORD@127.0.0.1:PORT/DATABASE`.
@@ -106,72 +78,61 @@ impl MySqlServer {
         setting.unwrap_or_default()
     }
 
-    /// Kills the server if it runs, and starts it on the same port with its data. Rows stay. Named locks,
-    /// sessions and what `SET GLOBAL` set are gone.
-    ///
-    /// # Errors
-    /// The server did not start: its log is in the error.
-    pub fn restart(&self) -> io::Result<()> {
-        self.kill();
-        daemon::retry_on_former_port(|| self.launch())
-    }
-
-    fn launch(&self) -> io::Result<()> {
-        // By the unix socket in the server's own folder, since another process might listen on the TCP
-        // port. The server greets after it has opened both.
-        self.daemon
-            .launch(self.server(), || greeting(&self.socket()))?;
-        // From then on, MySQL knows the password and does not ask for it. Without TLS, the library does not give it.
-        match self.kind {
-            MySqlKind::MariaDb10 => Ok(()),
-            MySqlKind::MySql9 => log_in(&self.socket(), Self::USER, Self::PASSWORD),
-        }
-    }
-
     /// Returns the PEM file of the server's public key, which MySQL has and MariaDB does not.
     #[must_use]
     pub fn public_key(&self) -> Option<PathBuf> {
         let key = self.folder().join("data/public_key.pem");
         key.is_file().then_some(key)
     }
+}
 
-    fn server(&self) -> Command {
-        let mut command = Command::new(self.daemon.program());
-        // MySQL accepts this argument in the first place only.
-        command.arg("--no-defaults");
-        let folder = self.folder();
-        for (name, path) in [
-            ("datadir", folder.join("data")),
-            ("socket", self.socket()),
-            ("pid-file", folder.join("pid")),
-            ("tmpdir", folder.to_owned()),
-        ] {
-            command.arg(format!("--{name}={}", path.display()));
-        }
-        command.arg(format!("--port={}", self.port));
-        command.args(["--bind-address=127.0.0.1", "--skip-name-resolve"]);
-        command.args(match (self.options.show_locks, self.kind) {
-            (true, MySqlKind::MariaDb10) => LISTING_MARIADB,
-            (true, MySqlKind::MySql9) => LISTING_MYSQL,
-            (false, _) => &["--performance-schema=OFF"],
-        });
-        if self.kind == MySqlKind::MySql9 {
-            command.args(["--mysqlx=OFF", "--secure-file-priv=NULL"]);
-        }
-        command.args(data::own_files(self.daemon.program()));
-        command.args(data::quick(self.kind));
-        if let Some(certificates) = &self.certificates {
-            for (name, file) in [
-                ("ssl-ca", &certificates.authority),
-                ("ssl-cert", &certificates.certificate),
-                ("ssl-key", &certificates.key),
-            ] {
-                command.arg(format!("--{name}={}", file.display()));
-            }
-        }
-        command.args(&self.options.args);
-        command
+fn launch(kind: MySqlKind, options: &MySqlOptions, daemon: &Daemon) -> io::Result<()> {
+    // By the unix socket in the server's own folder, since another process might listen on the TCP
+    // port. The server greets after it has opened both.
+    let command = command(kind, options, daemon);
+    daemon.launch(command, || greeting(&daemon.socket()))?;
+    // From then on, MySQL knows the password and does not ask for it. Without TLS, the library does not give it.
+    match kind {
+        MySqlKind::MariaDb10 => Ok(()),
+        MySqlKind::MySql9 => log_in(&daemon.socket(), MySqlServer::USER, MySqlServer::PASSWORD),
     }
+}
+
+fn command(kind: MySqlKind, options: &MySqlOptions, daemon: &Daemon) -> Command {
+    let mut command = Command::new(daemon.program());
+    // MySQL accepts this argument in the first place only.
+    command.arg("--no-defaults");
+    let folder = daemon.folder();
+    let mut files = vec![
+        ("datadir", folder.join("data")),
+        ("socket", daemon.socket()),
+        ("pid-file", folder.join("pid")),
+        ("tmpdir", folder.to_owned()),
+    ];
+    if let Some(certificates) = daemon.certificates() {
+        files.extend([
+            ("ssl-ca", certificates.authority.clone()),
+            ("ssl-cert", certificates.certificate.clone()),
+            ("ssl-key", certificates.key.clone()),
+        ]);
+    }
+    for (name, path) in files {
+        command.arg(format!("--{name}={}", path.display()));
+    }
+    command.arg(format!("--port={}", daemon.addr().port()));
+    command.args(["--bind-address=127.0.0.1", "--skip-name-resolve"]);
+    command.args(match (options.show_locks, kind) {
+        (true, MySqlKind::MariaDb10) => LISTING_MARIADB,
+        (true, MySqlKind::MySql9) => LISTING_MYSQL,
+        (false, _) => &["--performance-schema=OFF"],
+    });
+    if kind == MySqlKind::MySql9 {
+        command.args(["--mysqlx=OFF", "--secure-file-priv=NULL"]);
+    }
+    command.args(data::own_files(daemon.program()));
+    command.args(data::quick(kind));
+    command.args(&options.args);
+    command
 }
 
 impl Deref for MySqlServer {

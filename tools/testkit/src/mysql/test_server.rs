@@ -2,13 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::{MySqlKind, MySqlOptions, MySqlServer, MySqlSession};
 use crate::daemon::Daemon;
-use crate::test_server::{Facts, TestServer, not_held};
-use crate::until::wait_until;
+use crate::test_server::{Facts, TestServer};
 
 /// Starts a server that lists its locks.
 pub(crate) fn start(kind: MySqlKind) -> io::Result<Arc<dyn TestServer>> {
@@ -30,10 +28,6 @@ impl TestServer for MySqlServer {
         Facts::SESSIONS
     }
 
-    fn url(&self) -> String {
-        TestServer::url_via(self, self.addr())
-    }
-
     fn url_at(&self, host: &str, tls: bool) -> String {
         let (user, password, database) = (Self::USER, Self::PASSWORD, Self::DATABASE);
         let keys = if tls { "tls=on&" } else { &self.key_setting() };
@@ -45,36 +39,12 @@ impl TestServer for MySqlServer {
         Some(format!("mysql:?socket={}&user={user}&", socket.display()))
     }
 
-    fn addr(&self) -> Option<SocketAddr> {
-        Some(self.addr())
-    }
-
     fn processes(&self) -> Vec<&Daemon> {
         vec![self]
     }
 
-    fn restart(&self) -> io::Result<()> {
-        self.restart()
-    }
-
-    /// Restarts the server: named locks and sessions are its only state, and end with it.
-    fn wipe(&self) -> io::Result<()> {
-        self.restart()
-    }
-
     fn reset(&self) -> io::Result<()> {
         self.end_sessions()
-    }
-
-    /// Kills the session that holds the name, as an operator does, and waits for its end.
-    fn end_lease(&self, namespace: &str, name: &str) -> io::Result<()> {
-        let holder = self.holder(namespace, name)?;
-        self.kill_session(holder.ok_or_else(|| not_held(name))?)?;
-        wait_until(|| Ok(self.holder(namespace, name)? != holder))
-    }
-
-    fn waiters(&self, namespace: &str, name: &str) -> io::Result<usize> {
-        Ok(self.waiting_sessions(namespace, name)?.len())
     }
 
     /// Returns the locks that are held, and the sessions that wait for a lock.

@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use super::PostgresServer;
 use super::user::ServerUser;
-use crate::daemon::{self, Daemon};
+use crate::daemon::Daemon;
 use crate::find;
 #[cfg(feature = "tls")]
 use crate::tls::Certificates;
@@ -40,7 +40,6 @@ impl PoolMode {
 /// A PgBouncer in front of a server, which runs until this is dropped.
 #[derive(Debug)]
 pub struct PgBouncer {
-    port: u16,
     daemon: Daemon,
 }
 
@@ -84,35 +83,28 @@ impl PgBouncer {
         settings: impl FnOnce(&Path) -> io::Result<String>,
     ) -> io::Result<Self> {
         let user = ServerUser::find()?;
-        let mut bouncer = Self {
-            port: 0,
-            daemon: Daemon::new("pgbouncer", program())?,
-        };
-        let folder = bouncer.daemon.folder().to_owned();
+        let mut daemon = Daemon::new("pgbouncer", program())?;
         let (name, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
-        fs::write(folder.join("users"), format!("\"{name}\" \"{password}\"\n"))?;
-        let settings = settings(&folder)?;
-        let to = server.addr().port();
-        daemon::retry_on_taken_port(|| {
-            [bouncer.port] = daemon::free_ports()?;
-            let (port, mode) = (bouncer.port, mode.name());
+        let users = format!("\"{name}\" \"{password}\"\n");
+        fs::write(daemon.folder().join("users"), users)?;
+        let settings = settings(daemon.folder())?;
+        let (to, mode) = (server.addr().port(), mode.name());
+        daemon.start(move |daemon| {
+            let port = daemon.addr().port();
             fs::write(
-                folder.join("conf"),
+                daemon.folder().join("conf"),
                 format!(
                     "[databases]\n* = host=127.0.0.1 port={to}\n[pgbouncer]\nlisten_addr=127.0.0.1\n\
                      listen_port={port}\nunix_socket_dir=\npool_mode={mode}\nauth_type=scram-sha-256\n\
                      auth_file=users\nserver_login_retry=0.1\n{settings}"
                 ),
             )?;
-            user.give(&folder)?;
-            let mut command = user.command(bouncer.daemon.program());
+            user.give(daemon.folder())?;
+            let mut command = user.command(daemon.program());
             command.arg("conf");
-            let addr = bouncer.addr();
-            bouncer
-                .daemon
-                .launch(command, || TcpStream::connect(addr).map(drop))
+            daemon.launch(command, || TcpStream::connect(daemon.addr()).map(drop))
         })?;
-        Ok(bouncer)
+        Ok(Self { daemon })
     }
 
     /// Returns why tests with PgBouncer are shown as ignored, `None` when they run. In continuous integration
@@ -120,12 +112,6 @@ impl PgBouncer {
     #[must_use]
     pub fn ignored() -> Option<String> {
         find::ignored(program)
-    }
-
-    /// Returns the address that it listens on, for [`PostgresServer::url_via`].
-    #[must_use]
-    pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
     }
 }
 

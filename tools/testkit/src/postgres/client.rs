@@ -3,12 +3,12 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::PostgresServer;
+use crate::until::wait_until;
 
-/// How long a server may take to answer, and to end its sessions.
+/// How long a server may take to answer.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A connection as `postgres`, by the server's unix socket.
@@ -130,16 +130,9 @@ impl PostgresServer {
     /// As [`PostgresServer::rows`], or a session does not end within 30 s.
     pub fn end_sessions(&self) -> io::Result<()> {
         let user = Self::USER;
-        let began = Instant::now();
-        while began.elapsed() < LIMIT {
-            let ended = self.value(&format!(
-                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{user}'"
-            ))?;
-            if ended == "0" {
-                return Ok(());
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        Err(io::ErrorKind::TimedOut.into())
+        let end = format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{user}'"
+        );
+        wait_until(|| Ok(self.value(&end)? == "0"))
     }
 }

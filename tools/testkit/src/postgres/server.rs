@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,9 +10,8 @@ use std::process::Command;
 use super::client::Superuser;
 use super::user::ServerUser;
 use super::{PostgresKind, PostgresOptions, data};
-use crate::daemon::{self, Daemon};
+use crate::daemon::Daemon;
 use crate::template;
-use crate::tls::Certificates;
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
 ///
@@ -22,9 +21,6 @@ use crate::tls::Certificates;
 pub struct PostgresServer {
     kind: PostgresKind,
     options: PostgresOptions,
-    port: u16,
-    user: ServerUser,
-    certificates: Option<Certificates>,
     daemon: Daemon,
 }
 
@@ -63,32 +59,23 @@ impl PostgresServer {
         fill: impl FnOnce(&Path, ServerUser, &Path) -> io::Result<()>,
     ) -> io::Result<Self> {
         let user = ServerUser::find()?;
-        let daemon = Daemon::new(kind.name(), kind.program())?;
+        let mut daemon = Daemon::new(kind.name(), kind.program())?;
         let folder = daemon.folder().join("data");
         user.give(daemon.folder())?;
         fill(daemon.program(), user, &folder)?;
         fs::write(folder.join("pg_hba.conf"), logins(options.login))?;
-        let certificates = match options.tls {
-            Some(make) => Some(make(daemon.folder())?),
-            None => None,
-        };
-        if let Some(certificates) = &certificates {
+        daemon.certify(options.tls)?;
+        if let Some(certificates) = daemon.certificates() {
             private(&certificates.key)?;
         }
         user.give(daemon.folder())?;
-        let mut server = Self {
+        let settings = options.settings.clone();
+        daemon.start(move |daemon| launch(user, &settings, daemon))?;
+        Ok(Self {
             kind,
             options: options.clone(),
-            port: 0,
-            user,
-            certificates,
             daemon,
-        };
-        daemon::retry_on_taken_port(|| {
-            [server.port] = daemon::free_ports()?;
-            server.launch()
-        })?;
-        Ok(server)
+        })
     }
 
     /// Returns which server this is.
@@ -97,22 +84,10 @@ impl PostgresServer {
         self.kind
     }
 
-    /// Returns the address that the server listens on.
-    #[must_use]
-    pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
     /// Returns the path of the unix socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.folder().join(format!(".s.PGSQL.{}", self.port))
-    }
-
-    /// Returns the certificates, if the server speaks TLS.
-    #[must_use]
-    pub fn certificates(&self) -> Option<&Certificates> {
-        self.certificates.as_ref()
+        socket(self)
     }
 
     /// Returns `postgres://USER:PASSWORD@127.0.0.1:PORT/DATABASE`.
@@ -127,84 +102,78 @@ impl PostgresServer {
         let (user, password, database) = (Self::USER, Self::PASSWORD, Self::DATABASE);
         format!("postgres://{user}:{password}@{addr}/{database}")
     }
+}
 
-    /// Kills the server if it runs, and starts it on the same port with its data: rows stay; advisory locks and
-    /// sessions do not.
-    ///
-    /// # Errors
-    /// The server did not start: its log is in the error.
-    pub fn restart(&self) -> io::Result<()> {
-        self.kill();
-        daemon::retry_on_former_port(|| {
-            self.launch().map_err(|error| {
-                // The sessions of a killed server end by themselves, and the next server waits for that.
-                if error.to_string().contains(STILL_THERE) {
-                    io::Error::new(io::ErrorKind::AddrInUse, error)
-                } else {
-                    error
-                }
-            })
-        })
-    }
+/// Returns the path of the unix socket, which has the port in its name.
+fn socket(daemon: &Daemon) -> PathBuf {
+    let port = daemon.addr().port();
+    daemon.folder().join(format!(".s.PGSQL.{port}"))
+}
 
-    fn launch(&self) -> io::Result<()> {
-        // By the unix socket in the server's own folder, since another process might listen on the TCP port.
-        let ready = || Superuser::connect(&self.socket(), "postgres").map(drop);
-        self.daemon.launch(self.server(), ready)?;
-        self.free_segment()
-    }
-
-    /// Marks the server's System V memory segment for removal: the kernel removes it with the last process that
-    /// uses it. A killed server would leave it behind, and a system has at most 4,096.
-    fn free_segment(&self) -> io::Result<()> {
-        let text = fs::read_to_string(self.folder().join("data/postmaster.pid"))?;
-        // The seventh line has the segment's key and id.
-        let id = text
-            .lines()
-            .nth(6)
-            .and_then(|line| line.split_whitespace().nth(1));
-        let id = id.ok_or_else(|| self.failed("its memory segment is unknown"))?;
-        template::run(Command::new("ipcrm").args(["-m", id]), "")
-    }
-
-    fn server(&self) -> Command {
-        let mut command = self.user.command(self.daemon.program());
-        command.arg("-D").arg(self.folder().join("data"));
-        let socket_folder = self.folder().display().to_string();
-        let port = self.port.to_string();
-        let own = [
-            ("port", &*port),
-            ("unix_socket_directories", &*socket_folder),
-            ("listen_addresses", "127.0.0.1"),
-        ];
-        let quick = [
-            ("fsync", "off"),
-            ("shared_buffers", "16MB"),
-            ("max_connections", "250"),
-            // In the folder, which is removed also when the server is killed.
-            ("dynamic_shared_memory_type", "mmap"),
-            // What a test looks at is there at once.
-            ("stats_fetch_consistency", "none"),
-            ("timezone", "UTC"),
-            ("log_timezone", "UTC"),
-        ];
-        let chosen = &self.options.settings;
-        let chosen = chosen.iter().map(|(name, value)| (&**name, &**value));
-        for (name, value) in own.into_iter().chain(quick).chain(chosen) {
-            command.arg("-c").arg(format!("{name}={value}"));
+fn launch(user: ServerUser, settings: &[(String, String)], daemon: &Daemon) -> io::Result<()> {
+    // By the unix socket in the server's own folder, since another process might listen on the TCP port.
+    let ready = || Superuser::connect(&socket(daemon), "postgres").map(drop);
+    let launched = daemon.launch(command(user, settings, daemon), ready);
+    launched.map_err(|error| {
+        // The sessions of a killed server end by themselves, and the next server waits for that.
+        if error.to_string().contains(STILL_THERE) {
+            io::Error::new(io::ErrorKind::AddrInUse, error)
+        } else {
+            error
         }
-        if let Some(certificates) = &self.certificates {
-            command.args(["-c", "ssl=on"]);
-            for (name, file) in [
-                ("ssl_ca_file", &certificates.authority),
-                ("ssl_cert_file", &certificates.certificate),
-                ("ssl_key_file", &certificates.key),
-            ] {
-                command.arg("-c").arg(format!("{name}={}", file.display()));
-            }
-        }
-        command
+    })?;
+    free_segment(daemon)
+}
+
+/// Marks the server's System V memory segment for removal: the kernel removes it with the last process that uses it. A
+/// killed server would leave it behind, and a system has at most 4,096.
+fn free_segment(daemon: &Daemon) -> io::Result<()> {
+    let text = fs::read_to_string(daemon.folder().join("data/postmaster.pid"))?;
+    // The seventh line has the segment's key and id.
+    let id = text
+        .lines()
+        .nth(6)
+        .and_then(|line| line.split_whitespace().nth(1));
+    let id = id.ok_or_else(|| daemon.failed("its memory segment is unknown"))?;
+    template::run(Command::new("ipcrm").args(["-m", id]), "")
+}
+
+fn command(user: ServerUser, settings: &[(String, String)], daemon: &Daemon) -> Command {
+    let mut command = user.command(daemon.program());
+    command.arg("-D").arg(daemon.folder().join("data"));
+    let socket_folder = daemon.folder().display().to_string();
+    let port = daemon.addr().port().to_string();
+    let own = [
+        ("port", &*port),
+        ("unix_socket_directories", &*socket_folder),
+        ("listen_addresses", "127.0.0.1"),
+    ];
+    let quick = [
+        ("fsync", "off"),
+        ("shared_buffers", "16MB"),
+        ("max_connections", "250"),
+        // In the folder, which is removed also when the server is killed.
+        ("dynamic_shared_memory_type", "mmap"),
+        // What a test looks at is there at once.
+        ("stats_fetch_consistency", "none"),
+        ("timezone", "UTC"),
+        ("log_timezone", "UTC"),
+    ];
+    let chosen = settings.iter().map(|(name, value)| (&**name, &**value));
+    for (name, value) in own.into_iter().chain(quick).chain(chosen) {
+        command.arg("-c").arg(format!("{name}={value}"));
     }
+    if let Some(certificates) = daemon.certificates() {
+        command.args(["-c", "ssl=on"]);
+        for (name, file) in [
+            ("ssl_ca_file", &certificates.authority),
+            ("ssl_cert_file", &certificates.certificate),
+            ("ssl_key_file", &certificates.key),
+        ] {
+            command.arg("-c").arg(format!("{name}={}", file.display()));
+        }
+    }
+    command
 }
 
 /// What a server says that was started before the last session of its killed predecessor had ended.
@@ -235,6 +204,6 @@ impl Deref for PostgresServer {
 impl Drop for PostgresServer {
     fn drop(&mut self) {
         // After the crash of a session, the server has a new one.
-        let _ = self.free_segment();
+        let _ = free_segment(self);
     }
 }

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::{PostgresKind, PostgresOptions, PostgresServer};
 use crate::daemon::Daemon;
-use crate::test_server::{Facts, TestServer, not_held};
+use crate::test_server::{Facts, TestServer};
 
 pub(crate) fn start(kind: PostgresKind) -> io::Result<Arc<dyn TestServer>> {
     Ok(Arc::new(PostgresServer::start(
@@ -44,10 +43,6 @@ impl TestServer for PostgresServer {
         Facts::SESSIONS
     }
 
-    fn url(&self) -> String {
-        TestServer::url_via(self, self.addr())
-    }
-
     fn url_at(&self, host: &str, tls: bool) -> String {
         let (user, password, database) = (Self::USER, Self::PASSWORD, Self::DATABASE);
         let keys = if tls { "tls=on&" } else { "" };
@@ -62,36 +57,12 @@ impl TestServer for PostgresServer {
         ))
     }
 
-    fn addr(&self) -> Option<SocketAddr> {
-        Some(self.addr())
-    }
-
     fn processes(&self) -> Vec<&Daemon> {
         vec![self]
     }
 
-    fn restart(&self) -> io::Result<()> {
-        self.restart()
-    }
-
-    /// Restarts the server: advisory locks and sessions are its only state, and end with it.
-    fn wipe(&self) -> io::Result<()> {
-        self.restart()
-    }
-
     fn reset(&self) -> io::Result<()> {
         self.end_sessions()
-    }
-
-    /// Ends the session that holds the name, as an operator does, and waits for its end.
-    fn end_lease(&self, namespace: &str, name: &str) -> io::Result<()> {
-        let holders = self.holding_sessions(namespace, &[name])?;
-        let holder = holders.first().ok_or_else(|| not_held(name))?;
-        self.kill_session(*holder)
-    }
-
-    fn waiters(&self, namespace: &str, name: &str) -> io::Result<usize> {
-        Ok(self.waiting_sessions(namespace, name)?.len())
     }
 
     /// Returns the locks that are held or waited for.

@@ -1,6 +1,4 @@
-//! Kinds of Redis servers, and where their programs are.
-
-use std::path::PathBuf;
+//! Kinds of Redis servers.
 
 use crate::find;
 use crate::kinds::server_kinds;
@@ -10,40 +8,21 @@ server_kinds! {
     RedisKind {
         /// Redis 6.2, the oldest that is supported. It is not in [`RedisKind::ALL`]: few cases run on it, and it is not to
         /// be had for each machine.
-        Redis6 = "redis-6",
+        Redis6 = "redis-6", ["Redis server v=6."];
         /// Redis 7.x, as Debian 12 and Ubuntu 24.04 have it.
-        Redis7 = "redis-7",
+        Redis7 = "redis-7", ["Redis server v=7."];
         /// Redis 8.x.
-        Redis8 = "redis-8",
+        Redis8 = "redis-8", ["Redis server v=8."];
         /// Valkey 9.x.
-        Valkey9 = "valkey-9",
+        Valkey9 = "valkey-9", ["Valkey server v=9."];
     }
     all: [Redis7, Redis8, Valkey9]; 3
+    variables: &["TESTKIT_REDIS_SERVER"];
+    unpacked: &["redis-6/redis-server", "redis-8/redis-server", "valkey-9/valkey-server"];
+    installed: &["redis-server", "valkey-server"];
 }
 
 impl RedisKind {
-    fn matches(self, version: &str) -> bool {
-        version.starts_with(match self {
-            Self::Redis6 => "Redis server v=6.",
-            Self::Redis7 => "Redis server v=7.",
-            Self::Redis8 => "Redis server v=8.",
-            Self::Valkey9 => "Valkey server v=9.",
-        })
-    }
-
-    fn candidates() -> Vec<PathBuf> {
-        let mut programs = Vec::from_iter(find::named_by("TESTKIT_REDIS_SERVER"));
-        let unpacked = [
-            "redis-6/redis-server",
-            "redis-8/redis-server",
-            "valkey-9/valkey-server",
-        ];
-        programs.extend(unpacked.map(|program| find::servers_folder().join(program)));
-        programs.extend(find::on_path("redis-server"));
-        programs.extend(find::on_path("valkey-server"));
-        programs
-    }
-
     /// Returns why tests that set the server's clock are shown as ignored, `None` when they run. Builds with an allocator of
     /// their own do not run with libfaketime, so only Redis 7 of the distribution does.
     #[must_use]

@@ -10,9 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{RedisClient, RedisKind, RedisOptions, Reply};
-use crate::daemon::{self, Daemon, START};
+use crate::daemon::{Daemon, START};
 use crate::find;
-use crate::tls::Certificates;
 
 /// Shortens a sentinel's intervals, which are one second or ten by default. A replica takes over only if it replied
 /// within five ping periods. Sentinels correct the primary of a replica only after four hello periods.
@@ -43,10 +42,6 @@ const CLOCK_FILE: &str = "clock";
 pub struct RedisServer {
     kind: RedisKind,
     options: RedisOptions,
-    port: u16,
-    tls: Option<(u16, Certificates)>,
-    /// The port on which the nodes of a cluster talk to each other, if the server is one.
-    bus_port: Option<u16>,
     daemon: Daemon,
 }
 
@@ -57,11 +52,8 @@ impl RedisServer {
     /// There is no such server on this machine (see [`RedisKind::ignored`]), or it did not start: its log is in
     /// the error.
     pub fn start(kind: RedisKind, options: &RedisOptions) -> io::Result<Self> {
-        let daemon = Daemon::new(kind.name(), kind.program())?;
-        let tls = match options.tls {
-            Some(make) => Some((0, make(daemon.folder())?)),
-            None => None,
-        };
+        let mut daemon = Daemon::new(kind.name(), kind.program())?;
+        daemon.certify(options.tls)?;
         if let Some(lines) = &options.sentinel {
             let lines = lines.iter().map(|line| format!("sentinel {line}\n"));
             fs::write(
@@ -69,32 +61,16 @@ impl RedisServer {
                 lines.collect::<String>(),
             )?;
         }
-        let mut server = Self {
+        if options.settable_clock {
+            set_clock(&daemon, 0)?;
+        }
+        let launched = options.clone();
+        daemon.start(move |daemon| launch(kind, &launched, daemon))?;
+        Ok(Self {
             kind,
             options: options.clone(),
-            port: 0,
-            tls,
-            bus_port: None,
             daemon,
-        };
-        if server.options.settable_clock {
-            server.set_clock(0)?;
-        }
-        daemon::retry_on_taken_port(|| {
-            let [plain, encrypted, bus] = daemon::free_ports()?;
-            server.port = plain;
-            server.bus_port = match (server.options.cluster, kind) {
-                (false, _) => None,
-                // It cannot be chosen there. A sum beyond all ports is another try.
-                (true, RedisKind::Redis6) => Some(fixed_bus_port(plain)?),
-                (true, _) => Some(bus),
-            };
-            if let Some((port, _)) = &mut server.tls {
-                *port = encrypted;
-            }
-            server.launch()
-        })?;
-        Ok(server)
+        })
     }
 
     /// Returns which server this is.
@@ -103,24 +79,12 @@ impl RedisServer {
         self.kind
     }
 
-    /// Returns the address that the server listens on without TLS.
-    #[must_use]
-    pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
     /// Returns the address that the server listens on for TLS, if it does.
     #[must_use]
     pub fn tls_addr(&self) -> Option<SocketAddr> {
-        self.tls
-            .as_ref()
-            .map(|(port, _)| (Ipv4Addr::LOCALHOST, *port).into())
-    }
-
-    /// Returns the certificates of the TLS port, if there is one.
-    #[must_use]
-    pub fn certificates(&self) -> Option<&Certificates> {
-        self.tls.as_ref().map(|(_, certificates)| certificates)
+        let [_, port, _] = self.ports();
+        let addr = (Ipv4Addr::LOCALHOST, port).into();
+        self.certificates().map(|_| addr)
     }
 
     /// Returns `redis://127.0.0.1:PORT`, with the password if there is one.
@@ -139,9 +103,8 @@ impl RedisServer {
     /// [`RedisServer::certificates`].
     #[must_use]
     pub fn tls_url(&self) -> Option<String> {
-        self.tls
-            .as_ref()
-            .map(|(port, _)| format!("rediss://{}localhost:{port}", self.sign_in()))
+        let port = self.tls_addr()?.port();
+        Some(format!("rediss://{}localhost:{port}", self.sign_in()))
     }
 
     pub(super) fn sign_in(&self) -> String {
@@ -152,29 +115,13 @@ impl RedisServer {
             .unwrap_or_default()
     }
 
-    /// Kills the server if it runs, and starts it on the same ports. It is empty then, unless it was
-    /// started with persistence.
-    ///
-    /// # Errors
-    /// The server did not start: its log is in the error.
-    pub fn restart(&self) -> io::Result<()> {
-        self.kill();
-        daemon::retry_on_former_port(|| self.launch())
-    }
-
     /// Sets the server's wall clock to the host's plus this many milliseconds, at once. The server must have been started with
     /// [`RedisOptions::settable_clock`]; a restart does not set the clock.
     ///
     /// # Errors
     /// The server's folder cannot be written to.
     pub fn set_clock(&self, ahead: i64) -> io::Result<()> {
-        let file = self.folder().join(CLOCK_FILE);
-        // The server reads the file whenever it reads the clock, so the file is replaced as a whole.
-        let new = file.with_extension("new");
-        let sign = if ahead < 0 { '-' } else { '+' };
-        let ahead = Duration::from_millis(ahead.unsigned_abs());
-        fs::write(&new, format!("{sign}{:.3}\n", ahead.as_secs_f64()))?;
-        fs::rename(new, file)
+        set_clock(self, ahead)
     }
 
     /// Opens a connection to the server by its unix socket.
@@ -247,94 +194,105 @@ impl RedisServer {
         Ok(())
     }
 
-    #[cfg(feature = "proxy")]
     pub(super) fn bus_port(&self) -> Option<u16> {
-        self.bus_port
+        let port = bus_port(self.kind, self);
+        self.options.cluster.then_some(port)
     }
 
     pub(super) fn password(&self) -> Option<&String> {
         self.options.password.as_ref()
     }
+}
 
-    fn launch(&self) -> io::Result<()> {
-        // By the unix socket in the server's own folder, since another process might listen on the TCP
-        // port. The server opens both before it runs the first command.
-        self.daemon.launch(self.server()?, || {
-            let mut client = self.client()?;
-            if self.options.sentinel.is_some() {
-                client.command(QUICK_SENTINEL)?;
-            }
-            client.command(&["PING"]).map(drop)
-        })?;
-        if self.options.settable_clock
-            && let Some(pid) = self.pid()
-        {
-            // libfaketime makes these for further processes of the same command, and does not remove them after SIGKILL.
-            for name in ["faketime_shm_", "sem.faketime_sem_"] {
-                let _ = fs::remove_file(format!("/dev/shm/{name}{pid}"));
-            }
+fn launch(kind: RedisKind, options: &RedisOptions, daemon: &Daemon) -> io::Result<()> {
+    // By the unix socket in the server's own folder, since another process might listen on the TCP
+    // port. The server opens both before it runs the first command.
+    daemon.launch(command(kind, options, daemon)?, || {
+        let mut client = RedisClient::connect(&daemon.socket(), options.password.as_deref())?;
+        if options.sentinel.is_some() {
+            client.command(QUICK_SENTINEL)?;
         }
-        Ok(())
+        client.command(&["PING"]).map(drop)
+    })?;
+    if options.settable_clock
+        && let Some(pid) = daemon.pid()
+    {
+        // libfaketime makes these for further processes of the same command, and does not remove them after SIGKILL.
+        for name in ["faketime_shm_", "sem.faketime_sem_"] {
+            let _ = fs::remove_file(format!("/dev/shm/{name}{pid}"));
+        }
     }
+    Ok(())
+}
 
-    fn server(&self) -> io::Result<Command> {
-        let mut command = Command::new(self.daemon.program());
-        if self.options.settable_clock {
-            let faketime =
-                find::faketime().map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
-            // libc's allocator takes the place of jemalloc, which reads the clock while libfaketime starts, and hangs.
-            let libraries = format!("{} libc.so.6", faketime.display());
-            command
-                .env("LD_PRELOAD", libraries)
-                .env("FAKETIME_TIMESTAMP_FILE", self.folder().join(CLOCK_FILE))
-                .env("FAKETIME_NO_CACHE", "1")
-                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        }
-        if self.options.sentinel.is_some() {
-            command.args([SENTINEL_FILE, "--sentinel"]);
-        }
-        command.args([
-            "--bind",
-            "127.0.0.1",
-            "--protected-mode",
-            "yes",
-            "--daemonize",
-            "no",
-        ]);
-        command
-            .args(["--port", &self.port.to_string(), "--unixsocket"])
-            .arg(self.socket());
-        command
-            .args(["--save", "", "--appendonly", "no", "--dir"])
-            .arg(self.folder());
-        // Tests do not wait 5 s for further replicas before a sync.
-        command.args(["--repl-diskless-sync-delay", "0"]);
-        if self.kind != RedisKind::Redis6 {
-            // Tests use DEBUG SLEEP.
-            command.args(["--enable-debug-command", "yes"]);
-            if let Some(port) = self.bus_port {
-                command.args(["--cluster-port", &port.to_string()]);
-            }
-        }
-        if let Some((port, certificates)) = &self.tls {
-            command.args(["--tls-port", &port.to_string(), "--tls-auth-clients", "no"]);
-            command
-                .arg("--tls-ca-cert-file")
-                .arg(&certificates.authority);
-            command
-                .arg("--tls-cert-file")
-                .arg(&certificates.certificate);
-            command.arg("--tls-key-file").arg(&certificates.key);
-        }
-        command.args(&self.options.args);
-        Ok(command)
+fn set_clock(daemon: &Daemon, ahead: i64) -> io::Result<()> {
+    let file = daemon.folder().join(CLOCK_FILE);
+    // The server reads the file whenever it reads the clock, so the file is replaced as a whole.
+    let new = file.with_extension("new");
+    let sign = if ahead < 0 { '-' } else { '+' };
+    let ahead = Duration::from_millis(ahead.unsigned_abs());
+    fs::write(&new, format!("{sign}{:.3}\n", ahead.as_secs_f64()))?;
+    fs::rename(new, file)
+}
+
+/// Returns the port on which a node of a cluster talks to the others. It cannot be chosen for Redis 6.2.
+fn bus_port(kind: RedisKind, daemon: &Daemon) -> u16 {
+    let [port, _, bus_port] = daemon.ports();
+    match kind {
+        RedisKind::Redis6 => port.saturating_add(10_000),
+        _ => bus_port,
     }
 }
 
-/// Returns the port on which a node of Redis 6.2 talks to the others.
-fn fixed_bus_port(port: u16) -> io::Result<u16> {
-    let bus_port = port.checked_add(10_000);
-    bus_port.ok_or_else(|| io::ErrorKind::AddrInUse.into())
+fn command(kind: RedisKind, options: &RedisOptions, daemon: &Daemon) -> io::Result<Command> {
+    let mut command = Command::new(daemon.program());
+    if options.settable_clock {
+        let faketime =
+            find::faketime().map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
+        // libc's allocator takes the place of jemalloc, which reads the clock while libfaketime starts, and hangs.
+        let libraries = format!("{} libc.so.6", faketime.display());
+        command
+            .env("LD_PRELOAD", libraries)
+            .env("FAKETIME_TIMESTAMP_FILE", daemon.folder().join(CLOCK_FILE))
+            .env("FAKETIME_NO_CACHE", "1")
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    }
+    if options.sentinel.is_some() {
+        command.args([SENTINEL_FILE, "--sentinel"]);
+    }
+    command.args(["--bind", "127.0.0.1", "--protected-mode", "yes"]);
+    command.args(["--daemonize", "no", "--save", "", "--appendonly", "no"]);
+    let [port, tls_port, _] = daemon.ports();
+    command.args(["--port", &port.to_string(), "--unixsocket"]);
+    command.arg(daemon.socket());
+    command.arg("--dir").arg(daemon.folder());
+    // Tests do not wait 5 s for further replicas before a sync.
+    command.args(["--repl-diskless-sync-delay", "0"]);
+    if kind != RedisKind::Redis6 {
+        // Tests use DEBUG SLEEP.
+        command.args(["--enable-debug-command", "yes"]);
+        if options.cluster {
+            let port = bus_port(kind, daemon).to_string();
+            command.args(["--cluster-port", &port]);
+        }
+    }
+    if let Some(certificates) = daemon.certificates() {
+        command.args([
+            "--tls-port",
+            &tls_port.to_string(),
+            "--tls-auth-clients",
+            "no",
+        ]);
+        for (name, file) in [
+            ("ca-cert", &certificates.authority),
+            ("cert", &certificates.certificate),
+            ("key", &certificates.key),
+        ] {
+            command.arg(format!("--tls-{name}-file")).arg(file);
+        }
+    }
+    command.args(&options.args);
+    Ok(command)
 }
 
 impl Deref for RedisServer {

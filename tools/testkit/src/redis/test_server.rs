@@ -1,17 +1,14 @@
 //! Redis servers, a server with a sentinel, and a cluster under test.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-#[cfg(feature = "proxy")]
 use super::{RedisCluster, SentinelSet};
 use super::{RedisKind, RedisOptions, RedisServer, Reply};
 use crate::daemon::{self, Daemon};
 use crate::test_server::{EndFault, Facts, TestServer, not_held};
 
 /// A time after which nothing is replaced.
-#[cfg(feature = "proxy")]
 const NEVER: std::time::Duration = std::time::Duration::from_secs(86_400);
 
 pub(crate) fn start(kind: RedisKind) -> io::Result<Arc<dyn TestServer>> {
@@ -19,14 +16,12 @@ pub(crate) fn start(kind: RedisKind) -> io::Result<Arc<dyn TestServer>> {
 }
 
 /// Starts a server, and a sentinel that names it and never replaces it.
-#[cfg(feature = "proxy")]
 pub(crate) fn start_with_sentinel(kind: RedisKind) -> io::Result<Arc<dyn TestServer>> {
     Ok(Arc::new(SentinelSet::alone(kind, NEVER)?))
 }
 
 /// Starts three primaries that nothing replaces. Clients pass by their proxies: the threads of a proxy would count as
 /// those of a keeper that does not end.
-#[cfg(feature = "proxy")]
 pub(crate) fn start_cluster(kind: RedisKind) -> io::Result<Arc<dyn TestServer>> {
     let cluster = RedisCluster::start(kind, 0, NEVER)?;
     cluster.announce_servers()?;
@@ -105,7 +100,6 @@ impl RedisServers for RedisServer {
 }
 
 /// The sentinels run on, whatever a test does to the servers.
-#[cfg(feature = "proxy")]
 impl RedisServers for SentinelSet {
     fn members(&self) -> Vec<&RedisServer> {
         self.servers().collect()
@@ -116,7 +110,6 @@ impl RedisServers for SentinelSet {
     }
 }
 
-#[cfg(feature = "proxy")]
 impl RedisServers for RedisCluster {
     fn members(&self) -> Vec<&RedisServer> {
         self.servers().collect()
@@ -150,18 +143,8 @@ impl<S: RedisServers> TestServer for S {
         Some(format!("unix:{}?", socket.display()))
     }
 
-    fn addr(&self) -> Option<SocketAddr> {
-        self.alone().map(RedisServer::addr)
-    }
-
     fn processes(&self) -> Vec<&Daemon> {
         self.members().into_iter().map(|it| &**it).collect()
-    }
-
-    fn restart(&self) -> io::Result<()> {
-        self.members()
-            .into_iter()
-            .try_for_each(RedisServer::restart)
     }
 
     fn wipe(&self) -> io::Result<()> {
