@@ -12,7 +12,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 
 use crate::loss::{FORKING, NEXT, force, watchdog_of, with};
-use crate::rig::{Case, Rig, Running, code, contains, exits, skip, stderr_of};
+use crate::rig::{Case, Rig, Running, code, contains, exits, fails, skip, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     command_whose_lease_is_over_is_never_started,
@@ -132,13 +132,7 @@ fn lock_lost_before_its_command_starts_fails_with_on_lost_warn(rig: &Rig) {
     let _claim = take_free_claim(rig);
     let args = ["--lease", "2s", "--on-lost", "warn", "a"];
     let output = rig.run(&args, "touch started");
-    exits(&output, 79);
-    assert_eq!(
-        stderr_of(&output).lines().count(),
-        1,
-        "{}",
-        stderr_of(&output)
-    );
+    fails(&output, 79);
     assert!(!rig.exists("started"));
 }
 

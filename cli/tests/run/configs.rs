@@ -3,7 +3,7 @@
 use lockkeeper_testkit::cases;
 use serde_json::Value;
 
-use crate::rig::{Case, Rig, Running, code, contains, exits, stderr_of};
+use crate::rig::{Case, Rig, Running, code, contains, exits, fails, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     config_file_names_the_store,
@@ -72,9 +72,7 @@ fn bad_configuration_is_78(rig: &Rig) {
         (&["--config", "typo.toml", "a"], "ttl"),
     ] {
         let output = rig.run(args, "touch started");
-        let line = stderr_of(&output);
-        assert_eq!(code(&output), 78, "{args:?}: {line}");
-        assert_eq!(line.lines().count(), 1, "{line}");
+        let line = fails(&output, 78);
         assert!(line.contains(part), "{args:?}: {line}");
         assert!(!line.contains("swordfish"), "{line}");
     }
@@ -116,9 +114,7 @@ fn errors_of_a_config_file_name_it_and_the_key(rig: &Rig) {
     ] {
         rig.write("here.toml", text);
         let output = rig.run(&["--config", "here.toml", "a"], "touch started");
-        let line = stderr_of(&output);
-        assert_eq!(code(&output), 78, "{text}: {line}");
-        assert_eq!(line.lines().count(), 1, "{text}: {line}");
+        let line = fails(&output, 78);
         assert!(
             line.contains("here.toml") && line.contains(part),
             "{text}: {line}"

@@ -7,7 +7,7 @@ use lockkeeper_testkit::cases;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::Signal;
 
-use crate::rig::{Case, Rig, Running, code, contains, exits, stderr_of};
+use crate::rig::{Case, Rig, Running, code, contains, exits, fails, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     status_of_the_command_is_passed_on,
@@ -145,11 +145,9 @@ fn usage_is_64(rig: &Rig) {
     ] {
         let args: Vec<_> = line.split(' ').collect();
         let output = rig.lockkeeper(&args).output().unwrap();
-        let text = stderr_of(&output);
-        assert_eq!(code(&output), 64, "{line}: {text}");
+        let text = fails(&output, 64);
         assert!(text.contains(part), "{line}: {text}");
         assert!(text.starts_with("lockkeeper: "), "{line}: {text}");
-        assert_eq!(text.lines().count(), 1, "{line}: {text}");
     }
 }
 
@@ -179,21 +177,13 @@ fn full_disk_for_output_is_71(rig: &Rig) {
     ] {
         let full = std::fs::File::create("/dev/full").unwrap();
         let output = rig.lockkeeper(args).stdout(full).output().unwrap();
-        assert_eq!(code(&output), 71, "{args:?}: {}", stderr_of(&output));
-        let line = stderr_of(&output);
-        assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+        fails(&output, 71);
     }
 }
 
 fn unreachable_store_is_69(rig: &Rig) {
     let output = rig.run(&["--url", "redis://127.0.0.1:1", "a"], "touch started");
-    exits(&output, 69);
-    assert_eq!(
-        stderr_of(&output).lines().count(),
-        1,
-        "{}",
-        stderr_of(&output)
-    );
+    fails(&output, 69);
     let output = rig.run(
         &["-q", "--url", "redis://127.0.0.1:1", "a"],
         "touch started",

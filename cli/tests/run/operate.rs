@@ -5,7 +5,7 @@ use std::process::Stdio;
 use lockkeeper_testkit::cases;
 use serde_json::Value;
 
-use crate::rig::{Case, Rig, Running, code, contains, exits, stderr_of};
+use crate::rig::{Case, Rig, Running, code, contains, exits, fails, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
     who_shows_the_holder_within_80_columns,
@@ -137,9 +137,7 @@ fn unlock_with_yes_frees_without_an_open_output(rig: &Rig) {
         let full = std::fs::File::create("/dev/full").unwrap();
         let mut command = rig.lockkeeper(&["unlock", "--force", "a"]);
         let output = command.args(args).stdout(full).output().unwrap();
-        let line = stderr_of(&output);
-        assert_eq!((code(&output), line.lines().count()), (71, 1), "{line}");
-        line
+        fails(&output, 71)
     };
     let line = unlock(&[]);
     contains(&line, &["nothing was done"]);

@@ -283,6 +283,15 @@ pub(crate) fn exits(output: &Output, status: i32) {
     assert_eq!(code(output), status, "{output:?}");
 }
 
+/// Checks that a program ends with this status and prints one line to standard error, which is returned.
+#[track_caller]
+pub(crate) fn fails(output: &Output, status: i32) -> String {
+    exits(output, status);
+    let line = stderr_of(output);
+    assert_eq!(line.lines().count(), 1, "{line}");
+    line
+}
+
 /// Checks what a text contains.
 #[track_caller]
 pub(crate) fn contains(text: &str, parts: &[&str]) {

@@ -3,7 +3,7 @@
 use lockkeeper_testkit::{RedisServer, cases};
 
 use crate::loss::{FORKING, both, with};
-use crate::rig::{Case, RedisCase, Rig, code, exits, is_alive, stderr_of};
+use crate::rig::{Case, RedisCase, Rig, code, fails, is_alive, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![file_that_is_deleted_ends_the_command,];
 pub(crate) const ON_REDIS: &[RedisCase] = cases![
@@ -38,14 +38,7 @@ fn killed_store_ends_the_wait(rig: &Rig, server: &RedisServer) {
     let waiter = rig.start(&["--wait", "20s", "a"], "touch started");
     rig.until_waited_for("a", 1);
     server.kill();
-    let output = waiter.output();
-    exits(&output, 69);
-    assert_eq!(
-        stderr_of(&output).lines().count(),
-        1,
-        "{}",
-        stderr_of(&output)
-    );
+    fails(&waiter.output(), 69);
     assert!(!rig.exists("started"));
     rig.write("release", "");
     // The release gets no reply; or the end of the server has ended the holder's session, and the lock

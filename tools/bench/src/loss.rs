@@ -11,7 +11,7 @@ use lockkeeper_testkit::{EtcdCluster, EtcdKind, EtcdOptions, Proxy};
 
 use crate::raw::Done;
 use crate::row::{NONE, Row, Rows, millis};
-use crate::store::{Kind, Server, Store};
+use crate::store::{Kind, Store};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// DESIGN.md: from the moment at which the holder's host can know it.
@@ -105,25 +105,16 @@ fn unlock(asker: &LockKeeper, name: &str) -> io::Result<()> {
     freed.try_for_each(|freed| freed.map(drop).map_err(io::Error::other))
 }
 
-/// Takes all locks away, on the server.
-fn take_away(store: &Store) -> io::Result<()> {
-    match &store.server {
-        Server::Memory | Server::Sqlite(..) => Err(io::ErrorKind::Unsupported.into()),
-        Server::Redis(server) => server.command(&["FLUSHALL"]).map(drop),
-        Server::MySql(server, _) => {
-            let mut client = server.client()?;
-            for (_, session) in client.held()? {
-                client.execute(&format!("KILL {session}"))?;
-            }
-            Ok(())
-        }
-        // Of the locks that sessions hold, only those of names are exclusive.
-        Server::Postgres(server) => server.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_locks \
-             WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted",
-        ),
-        Server::Etcd(server) => server.delete("lockkeeper/").map(drop),
+/// Takes the lock of a name away on the server: with all other keys, or by the end of the session that holds it.
+fn take_away(store: &Store, name: &str) -> io::Result<()> {
+    let server = store.test_server().ok_or(io::ErrorKind::Unsupported)?;
+    if !server.facts().ends_with_connection {
+        return server.wipe();
     }
+    let holders = server.holding_sessions("default", &[name])?;
+    holders
+        .into_iter()
+        .try_for_each(|holder| server.kill_session(holder))
 }
 
 pub(crate) fn rows(kind: Kind) -> Rows {
@@ -135,12 +126,12 @@ pub(crate) fn rows(kind: Kind) -> Rows {
     };
     let what = format!("{what} to guard lost, {}", store.name());
     let mut rows = rows_of(what, [store.open("")?, store.open("")?], || {
-        take_away(&store)
+        take_away(&store, "seat")
     })?;
     let asker = store.open("")?;
     rows.push(in_a_row(&store, |name| match kind {
         Kind::Redis | Kind::Etcd => unlock(&asker, name),
-        _ => take_away(&store),
+        _ => take_away(&store, name),
     })?);
     match kind {
         // A restart forgets nothing, so there are no rows of one.
@@ -153,7 +144,7 @@ pub(crate) fn rows(kind: Kind) -> Rows {
 /// The rows of a server that forgets everything while the former holder can reach it, and while it cannot.
 fn restart_rows(store: &Store) -> Rows {
     let server = store.test_server().ok_or("no server")?;
-    let target = server.addr().ok_or("no address")?;
+    let target = server.single_addr().ok_or("no address")?;
     let keepers = [store.open("wait=60s")?, store.open("wait=60s")?];
     let what = format!("empty server answers to guard lost, {}", store.name());
     let mut rows = rows_of(what, keepers, || server.restart())?;

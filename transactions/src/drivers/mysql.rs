@@ -11,29 +11,24 @@ use crate::error::CommitError;
 /// server and transaction, conflict of Group Replication. Other errors can come from a proxy that lost the server.
 const REFUSALS: [u16; 6] = [1205, 1213, 1290, 1792, 1836, 3101];
 
-impl Transactional for Conn {
-    type Error = Error;
-    type Transaction<'c> = Transaction<'c>;
+/// Implements [`Transactional`] for connections that begin transactions of the crate.
+macro_rules! transactional {
+    ($($connection:ty),+) => {$(
+        impl Transactional for $connection {
+            type Error = Error;
+            type Transaction<'c> = Transaction<'c>;
 
-    fn transaction_of<T, E>(
-        &mut self,
-        work: impl for<'c> FnOnce(&mut Transaction<'c>) -> Result<T, CommitError<E, Error>>,
-    ) -> Result<T, CommitError<E, Error>> {
-        run(self.start_transaction(writer()), work)
-    }
+            fn transaction_of<T, E>(
+                &mut self,
+                work: impl for<'c> FnOnce(&mut Transaction<'c>) -> Result<T, CommitError<E, Error>>,
+            ) -> Result<T, CommitError<E, Error>> {
+                run(self.start_transaction(writer()), work)
+            }
+        }
+    )+};
 }
 
-impl Transactional for PooledConn {
-    type Error = Error;
-    type Transaction<'c> = Transaction<'c>;
-
-    fn transaction_of<T, E>(
-        &mut self,
-        work: impl for<'c> FnOnce(&mut Transaction<'c>) -> Result<T, CommitError<E, Error>>,
-    ) -> Result<T, CommitError<E, Error>> {
-        run(self.start_transaction(writer()), work)
-    }
-}
+transactional!(Conn, PooledConn);
 
 /// Returns the options of a transaction that writes. Within another transaction, the server refuses to set them;
 /// `START TRANSACTION` alone would commit that one.

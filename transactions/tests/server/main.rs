@@ -19,9 +19,11 @@ mod transaction_lock;
 use libtest_mimic::Trial;
 use lockkeeper_testkit::suite;
 
-/// Makes a trial of each case on each kind of server. `on_server` starts one, and calls a case.
+/// Makes a trial of each case on each kind of server: of those of all databases, for which `on_server` starts one and calls
+/// a case, and of its `own`.
 fn on_each_kind<A: application::Application, K: suite::ServerKind>(
     on_server: fn(K, fn(&str, &mut A)),
+    own: &[suite::Case<K>],
 ) -> Vec<Trial> {
     let trial = |kind: K, (name, case): cases::Case<A>| {
         let name = format!("{kind}::{name}");
@@ -30,6 +32,7 @@ fn on_each_kind<A: application::Application, K: suite::ServerKind>(
     let kinds = K::all().iter();
     kinds
         .flat_map(|&kind| cases::all::<(), A>().map(|case| trial(kind, case)))
+        .chain(suite::trials(own.iter().copied()))
         .collect()
 }
 

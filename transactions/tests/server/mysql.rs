@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 use lockkeeper::transactions::{CommitError, CommitIn as _};
-use lockkeeper_testkit::suite::{self, Case};
+use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{MySqlKind, MySqlServer, Proxy, Shared, cases};
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, Error, Opts, Pool, PooledConn};
@@ -44,12 +44,11 @@ impl Application for PooledConn {
 }
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = crate::on_each_kind(|kind, case| {
+    let on_server = |kind, case: fn(&str, &mut _)| {
         let server = start(kind);
         case(&server.url(), &mut connect(&server.url()));
-    });
-    trials.extend(suite::trials(CASES.iter().copied()));
-    trials
+    };
+    crate::on_each_kind(on_server, CASES)
 }
 
 const CASES: &[Case<MySqlKind>] = cases![

@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 use lockkeeper::transactions::{CommitError, CommitIn as _};
-use lockkeeper_testkit::suite::{self, Case};
+use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{PostgresKind, PostgresServer, Proxy, Shared, cases};
 use postgres::{Client, Error, NoTls};
 
@@ -33,12 +33,11 @@ impl Application for Client {
 }
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = crate::on_each_kind(|kind, case| {
+    let on_server = |kind, case: fn(&str, &mut _)| {
         let server = start(kind);
         case(&server.url(), &mut connect(&server.url()));
-    });
-    trials.extend(suite::trials(CASES.iter().copied()));
-    trials
+    };
+    crate::on_each_kind(on_server, CASES)
 }
 
 const CASES: &[Case<PostgresKind>] = cases![

@@ -114,8 +114,7 @@ impl Driver for SqliteDriver {
 ///   files of other users beside the database, are refused with
 ///   [`PermissionDenied`](ErrorKind::PermissionDenied). Use a folder of its own, not `/tmp`.
 /// - One host: network file systems are refused where they can be recognised (Linux).
-/// - Linux and macOS; only Linux is tested. Elsewhere waiters poll about once a second, and the lock of
-///   a dead process is free after its ttl.
+/// - Linux and macOS; only Linux is tested.
 /// - A process that is stopped in a write transaction, which takes some microseconds, keeps the file
 ///   locked until it resumes. Other processes get [`ErrorKind::Unavailable`] when their wait is over.
 /// - If the file, or one of SQLite's beside it, is deleted or replaced, the store is empty, and held names are

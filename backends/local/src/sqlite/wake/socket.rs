@@ -138,44 +138,39 @@ impl SocketFolder {
         }
     }
 
+    /// Returns the sockets beside the database, each with its address.
+    fn sockets(&self) -> impl Iterator<Item = (fs::DirEntry, String)> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries.filter_map(|entry| {
+            let address = entry.file_name().into_string().ok()?;
+            address
+                .starts_with(&self.prefix)
+                .then_some((entry, address))
+        })
+    }
+
     /// Notifies the processes that hold leases: that with this `pid`, or all of them.
     pub(super) fn notify_holders(&self, pid: Option<u32>) {
-        let Ok(entries) = fs::read_dir(&self.folder) else {
-            return;
-        };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let Some((address, rest)) = name
-                .to_str()
-                .and_then(|name| Some((name, name.strip_prefix(&self.prefix)?)))
-            else {
-                continue;
-            };
-            let Some((process, rest)) = rest.split_once('-') else {
+        for (_, address) in self.sockets() {
+            let rest = address.strip_prefix(&self.prefix);
+            let Some((process, rest)) = rest.and_then(|rest| rest.split_once('-')) else {
                 continue;
             };
             let is_meant = pid.is_none_or(|pid| process == pid.to_string());
             if is_meant && rest.starts_with(Role::Holder.as_str()) {
-                self.notify(address);
+                self.notify(&address);
             }
         }
     }
 
     pub(super) fn remove_dead_sockets(&self) {
-        let Ok(entries) = fs::read_dir(&self.folder) else {
-            return;
-        };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let Some(name) = name.to_str().filter(|it| it.starts_with(&self.prefix)) else {
-                continue;
-            };
+        for (entry, address) in self.sockets() {
             let is_old = entry.metadata().is_ok_and(|data| {
                 let age = data.modified().map(|at| at.elapsed().unwrap_or_default());
                 data.file_type().is_socket() && age.is_ok_and(|age| age > MIN_AGE)
             });
             let refused = || {
-                let short = self.socket_path(name)?;
+                let short = self.socket_path(&address)?;
                 let error = UnixDatagram::unbound().ok()?.connect(short).err()?;
                 Some(error.kind() == ErrorKind::ConnectionRefused)
             };
