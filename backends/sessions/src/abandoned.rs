@@ -1,17 +1,18 @@
-//! The sessions of requests that were not answered: a name that the server may have granted to one is not busy.
+//! The sessions of requests without a reply. A name that the server may have granted to such a session does not
+//! count as busy.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How many abandoned sessions are remembered.
+/// The largest number of abandoned sessions that are remembered.
 const MOST_ABANDONED: usize = 100;
-/// The longest time that a server may take to begin with a statement that it received.
+/// The longest time until a server begins with a statement that it received.
 const STALL: Duration = Duration::from_secs(60);
 
-/// The sessions of connections that were closed before a reply came. Each is kept for as long as it may
-/// hold the name that it requested: the server frees the name when it notices the closed connection.
+/// The sessions of connections that were closed before a reply came. Each is kept while it may hold the
+/// name that it requested. The server frees the name when it notices the closed connection.
 #[derive(Debug)]
 pub(crate) struct AbandonedSessions<I>(Mutex<VecDeque<(I, Instant)>>);
 
@@ -28,7 +29,7 @@ impl<I: Copy> AbandonedSessions<I> {
         abandoned.push_front((session, Instant::now() + idle + STALL));
     }
 
-    /// Returns the sessions for which the server may still hold something.
+    /// Returns the sessions that may still hold a name in the server.
     pub(crate) fn current(&self) -> Vec<I> {
         let mut abandoned = self.0.lock();
         let now = Instant::now();

@@ -1,10 +1,10 @@
 //! Acquiring a name, and waiting for it in the server.
 //!
-//! Waits block no holder forever if all threads take names in one order. Take the holder of the largest name that
-//! is held on any host. If its thread asks for another name, that name is larger, so it is free. The server grants
-//! it to the first waiter, or to its next attempt. The attempt needs no free connection: the session of the
-//! thread's own lease takes further names of the same ttl. No call on such a session waits for a lock. So the
-//! largest name held grows until a thread has all its names and releases them.
+//! If all threads lock names in the same order, no wait blocks a holder forever. Consider the holder of the
+//! largest name that is held on any host. If its thread requests another name, that name is larger, so it is free.
+//! The server grants it to the first waiter, or to the thread's next attempt. The attempt needs no free
+//! connection, since the session of the thread's own lease takes further names of the same ttl. No call on such a
+//! session waits for a lock. So the largest held name grows until a thread has all its names and releases them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,9 +60,9 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             match self.attempt() {
                 Ok(Some(grant)) => return Ok(Some(grant)),
                 Ok(None) => {}
-                // The server may have closed every idle connection of the pool; one that does not reply
-                // is closed, and what it was granted ends with it. The attempt after the last of them
-                // is on a new connection, and tells whether the server can be reached.
+                // The server may have closed every idle connection of the pool. A connection without a
+                // reply is closed, and its grant ends with it. The attempt after the last of them uses
+                // a new connection, and shows whether the server can be reached.
                 Err(Failure::Closed(_) | Failure::Unanswered(_))
                     if retries > 0 && self.request.now() < self.request.end() =>
                 {
@@ -87,8 +87,8 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         Ok(None)
     }
 
-    /// Makes one attempt: on a connection without names while few connections hold names, else on one of
-    /// these.
+    /// Makes one attempt. While few connections hold names, it uses a connection without names, else one
+    /// with names.
     fn attempt(&self) -> Result<Granted<C>, Failure> {
         let store = self.store;
         let left = || store.left(self.request.end());
@@ -123,8 +123,8 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         Requests::attempts(vec![self.wanted.clone()])
     }
 
-    /// Requests the name on a session in which it was entered. The call continues when there is no more time:
-    /// cut short, it would leave the session in doubt.
+    /// Requests the name on a session to which it was added. After the caller's time, the call continues: if
+    /// it were cut short, the state of the session would be unknown.
     fn try_on_session(
         &self,
         session: &Arc<Session<C>>,
@@ -149,8 +149,8 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         }))
     }
 
-    /// Returns a connection to wait on. Returns `None` after `pause` if there is none: the caller asks again
-    /// then, since no notification reaches it.
+    /// Returns a connection to wait on. Returns `None` after `pause` if there is none. Then the caller makes
+    /// another attempt, since it gets no notification.
     fn checkout_to_wait(
         &self,
         pause: Duration,
@@ -164,8 +164,8 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         self.store.pool.checkout_to_wait(limit, is_over)
     }
 
-    /// Waits on a connection of its own that holds no name: a wait is cancelled by ending its session, and
-    /// that frees all names of the session. Returns `None` if the wait ended before its deadline.
+    /// Waits on a connection that holds no name. A cancel ends the session, which would free all its
+    /// names. Returns `None` if the wait ended before its deadline.
     fn wait(
         &self,
         slot: PooledConn<C>,

@@ -1,4 +1,4 @@
-//! Requests on a connection without names, which becomes a session with the reply.
+//! Requests on a connection without names. With the reply, it becomes a session.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) struct Made<C: SessionConnection> {
     pub(crate) asked_at: HostInstant,
 }
 
-/// Runs `work` on a connection that holds no name. A cancel closes the connection, and ends the work with that.
+/// Runs `work` on a connection that holds no name. A cancel closes the connection, and so ends the work.
 pub(crate) fn cancellable<C: SessionConnection, T>(
     connection: &mut C,
     cancel: Option<&CancelToken>,
@@ -32,8 +32,8 @@ pub(crate) fn cancellable<C: SessionConnection, T>(
 ) -> Result<T, Failure> {
     let registered = cancel.map(|cancel| cancel.on_cancel(connection.canceller()));
     let result = work(connection);
-    // A cancel in another thread must not close the connection when other names rely on it. Either it has closed the
-    // connection by now, or it never will.
+    // From here on, a cancel in another thread must not close the connection, since other names may use it. It has
+    // closed the connection by now, or it never will.
     drop(registered);
     match cancel.is_some_and(CancelToken::is_cancelled) {
         true => Err(unknown("the call was cancelled")),
@@ -42,8 +42,8 @@ pub(crate) fn cancellable<C: SessionConnection, T>(
 }
 
 impl<C: SessionConnection> SessionStore<C> {
-    /// Makes a session of a slot's connection, on which the names are about to be requested. Connects if the slot
-    /// has no connection. A caller that is cancelled leaves the slot to the thread that still connects.
+    /// Makes a session from a slot's connection, for the names that are requested next. Connects if the slot has
+    /// no connection. If the caller is cancelled, the thread that still connects keeps the slot.
     pub(crate) fn open_session(
         &self,
         mut slot: PooledConn<C>,
@@ -82,7 +82,8 @@ impl<C: SessionConnection> SessionStore<C> {
         Ok(Arc::new(session))
     }
 
-    /// Connects on another thread, which keeps what comes by `left` until it is done, if the caller leaves before.
+    /// Connects on another thread, within `left`. If the caller leaves before, the thread keeps the slot until it
+    /// has connected.
     fn connect_aside(
         &self,
         limit: Duration,
@@ -98,7 +99,7 @@ impl<C: SessionConnection> SessionStore<C> {
                 drop(left.recv());
             }
         });
-        // Connecting ends by its limit, and then its own error says why.
+        // Connecting ends by its own limit, with the better error.
         let limit = limit + SLICE;
         let connected = started.and_then(|reply| Call::Started(reply).reply(limit, cancel));
         connected.map_err(nothing_granted)

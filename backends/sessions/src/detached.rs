@@ -1,8 +1,9 @@
-//! Calls that continue after their caller has stopped waiting. A call that is cut short leaves its connection in
-//! doubt, and with it the locks of other callers.
+//! Calls that continue after their caller has stopped waiting. If a call is cut short, the state of its
+//! connection is unknown, and so are the locks of other callers on it.
 //!
-//! A thread stays for the next call for some time. 40 threads that take pairs of names on a pool of 10 need 1.1 to
-//! 1.9 times as long as on a pool of 100. With a new thread for each call it was up to 2.6 times.
+//! A thread stays for the next call for some time. Compared with a pool of 100, 40 threads that lock pairs of
+//! names on a pool of 10 need 1.1 to 1.9 times as long. With a new thread for each call, they needed up to 2.6
+//! times.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use lockkeeper_remote::{Failure, unavailable, unknown};
 
-/// How often the caller of a call looks whether it was cancelled. A server replies sooner unless it hangs.
+/// The interval at which the caller of a call checks for a cancel. A server replies sooner unless it hangs.
 pub(crate) const SLICE: Duration = Duration::from_millis(20);
 
 /// How long a thread without a call stays for the next one.
@@ -67,13 +68,14 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    /// Calls for the idle threads, never more than there are.
+    /// Calls for the idle threads, at most as many as idle threads.
     calls: VecDeque<Work>,
     idle: usize,
 }
 
 impl DetachedCalls {
-    /// No threads yet. The name of the backend is a part of theirs.
+    /// Makes the calls of a backend, without threads so far. The name of the backend is a part of the
+    /// threads' names.
     pub(crate) fn new(backend: &str) -> Self {
         Self(Arc::new(Shared {
             name: format!("lockkeeper-{backend}-call"),
@@ -82,8 +84,8 @@ impl DetachedCalls {
         }))
     }
 
-    /// Runs `work` on another thread. `work` sends its result, which comes back as an error if the
-    /// caller has dropped the receiver.
+    /// Runs `work` on another thread. `work` sends its result. If the caller has dropped the
+    /// receiver, sending fails and returns the result.
     pub(crate) fn start<T: Send + 'static>(
         &self,
         work: impl FnOnce(SyncSender<T>) + Send + 'static,
@@ -109,7 +111,7 @@ impl DetachedCalls {
 }
 
 impl Shared {
-    /// Runs a call, and then those that come before the thread was idle for too long.
+    /// Runs a call, and further calls until the thread was idle for too long.
     fn run(&self, first: Work) {
         let mut next = Some(first);
         while let Some(call) = next {

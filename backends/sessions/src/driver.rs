@@ -4,7 +4,7 @@ use lockkeeper_core::{Error, ErrorKind, Key, OpenContext};
 use lockkeeper_remote::keys::{SOCKET, TLS};
 use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
-/// Returns the options and the database of a URL and its keys. `examples` says what to write where the URL names no server.
+/// Returns the options and the database of a URL and its keys. `examples` is the advice if the URL names no server.
 ///
 /// # Errors
 /// As on opening, for everything that can be checked without the server.

@@ -1,5 +1,5 @@
-//! What each connection of a provider has, whatever its server: the watch over its end, limits of time, and what is known of
-//! its session.
+//! What all connections of a provider have, whatever the server: the watch for their end, their time limits, and
+//! the state of their session.
 
 use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
@@ -10,26 +10,26 @@ use lockkeeper_remote::{
     Counts, Failure, OpenConnection, RestartGrace, Server, SocketWatch, WatchedSocket, unavailable,
 };
 
-/// What happens to a session of a provider.
+/// An event of a session.
 #[derive(Clone, Copy)]
 pub(crate) enum SessionEvent {
     /// The server has closed its connection.
     Ended,
-    /// A connection is closed on which a reply is missing, and which may be idle for this long. Until the server
-    /// notices the end, the session may hold the name that it requested: that name is not busy then.
+    /// A connection with a missing reply was closed. Its session may be idle for this long. Until the server
+    /// notices the end, the session may hold the name that it requested, and that name does not count as busy.
     Abandoned(Duration),
 }
 
-/// Receives what happens to the sessions.
+/// Receives the events of sessions.
 pub(crate) type Listener<I> = Arc<dyn Fn(I, SessionEvent) + Send + Sync>;
 
 /// What the connections of a provider share.
 pub struct LinkShared<I> {
     /// The server as errors name it.
     pub server: Server,
-    /// What was sent so far, and the open connections.
+    /// The counts of sent commands and open connections.
     pub counts: Arc<Counts>,
-    /// The clock that the keepers count on.
+    /// The clock of the keepers.
     pub clock: Arc<dyn Clock>,
     pub(crate) restart_grace: Duration,
     pub(crate) watch: SocketWatch,
@@ -44,8 +44,8 @@ impl<I> LinkShared<I> {
         self.first_server.is_some()
     }
 
-    /// Checks that a connection of the application's leads to the server of the first one. `server` is what tells it from
-    /// others.
+    /// Checks that a connection of the application leads to the same server as the first one. `server` identifies
+    /// it.
     ///
     /// # Errors
     /// [`ErrorKind::Incompatible`] for another server.
@@ -72,12 +72,12 @@ pub struct SessionLink<I: Copy> {
     open: OpenConnection,
     /// The session, once its end is watched for.
     session: Option<I>,
-    /// Notices the end of the connection, outside of Windows.
+    /// Notices the end of the connection.
     watched: Option<WatchedSocket>,
     grace: RestartGrace,
     /// Whether a reply is missing.
     pub is_in_doubt: bool,
-    /// The longest that a reply may take.
+    /// The longest time for a reply.
     pub limit: Duration,
     /// The time after which the server ends the idle session, if it was set.
     pub idle: Option<Duration>,
@@ -92,7 +92,7 @@ impl<I: Copy> Drop for SessionLink<I> {
 }
 
 impl<I: Copy + Send + 'static> SessionLink<I> {
-    /// The link of a connection that was just opened. Each reply may take `limit`.
+    /// Makes the link of a new connection. Each reply may take `limit`.
     pub fn new(shared: &Arc<LinkShared<I>>, limit: Duration) -> Self {
         Self {
             shared: Arc::clone(shared),
@@ -111,23 +111,23 @@ impl<I: Copy + Send + 'static> SessionLink<I> {
         self.open.counts().add_commands(commands);
     }
 
-    /// Records for how long the server has known its locks.
+    /// Records for how long the server has had its locks.
     pub fn started(&mut self, up: Duration) {
         let shared = &self.shared;
         self.grace = RestartGrace::new(shared.restart_grace, up, shared.clock.now());
     }
 
-    /// Refuses to request a lock while a server that was just started grants none.
+    /// Returns an error while a server that was just started grants no locks.
     ///
     /// # Errors
-    /// [`Failure::Refused`], which says for how long still.
+    /// [`Failure::Refused`], whose text has the remaining time.
     pub fn check_start(&self) -> Result<(), Failure> {
         let LinkShared { server, clock, .. } = &*self.shared;
         let checked = self.grace.check(server, clock.now());
         checked.map_err(Failure::Refused)
     }
 
-    /// Watches for the end of a session by its socket. Without one, its end is noticed by the next request.
+    /// Watches for the end of a session by its socket. Without a socket, the next request notices the end.
     ///
     /// # Errors
     /// [`Failure::NotSent`] if the thread that watches cannot be started.
@@ -143,7 +143,7 @@ impl<I: Copy + Send + 'static> SessionLink<I> {
         Ok(())
     }
 
-    /// Forgets the socket: from here on nothing that happens to it concerns the locks.
+    /// Stops watching the socket. From here on, its events do not concern the locks.
     pub fn unwatch(&mut self) {
         self.watched = None;
     }
