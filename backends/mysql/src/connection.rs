@@ -1,8 +1,8 @@
 //! One connection to a server, and requests on it.
 //!
 //! In the second of the server's start nothing is granted. `UUID_SHORT()` begins with that second, so a server that
-//! is killed and started again within it would mint the same tokens. That is no outage for a fallback, since others
-//! may lock there.
+//! is killed and started again within the second would mint the same tokens. For a fallback this is no outage,
+//! since other programs may lock on the server.
 
 use std::collections::BTreeMap;
 use std::mem::take;
@@ -40,22 +40,23 @@ pub(crate) struct Shared {
     pub(crate) link: Arc<LinkShared<SessionId>>,
     /// Ends each call in time.
     limits: Arc<CallLimits>,
-    /// What the connections know of the server that runs.
+    /// What the connections know of the server's present run.
     pub(crate) run: Arc<Mutex<Run>>,
     /// Whether the application lends the connections.
     is_lent: bool,
 }
 
-/// A connection; dropping it closes it, and the server frees what its session holds.
+/// A connection. Dropping it closes it, and the server frees the locks of its session.
 pub struct Connection {
     conn: AnyConn,
-    /// What a session was that the application lends. It is closed with its socket, since dropping it gives it back.
+    /// The former state of a session that the application lends. Such a session is closed by its socket, since
+    /// dropping it returns it.
     lent: Option<Box<Lent>>,
     pub(crate) wire: Arc<Wire>,
     pub(crate) link: SessionLink<SessionId>,
     shared: Arc<Shared>,
     pub(crate) dialect: Dialect,
-    /// What the server said of its run when the connection was opened.
+    /// The server's run when the connection was opened.
     run: Run,
     /// The end of the second of the start.
     start_is_over: HostInstant,
@@ -77,7 +78,7 @@ impl lockkeeper_remote::Connection for Connection {
 
     fn give_back(mut self) {
         if let Some(lent) = self.lent.take() {
-            // Nothing that happens to the socket from here on concerns the locks.
+            // From here on, events of the socket do not concern the locks.
             self.link.unwatch();
             if self.restore(&lent).is_err() {
                 self.lent = Some(lent);
@@ -141,7 +142,7 @@ impl Connection {
         };
         shared.run.lock().add(connection.run);
         connection.start_is_over = now + START.saturating_sub(up);
-        // The start may have been at the end of its second.
+        // The server may have started at the end of that second.
         connection.link.started(up.saturating_sub(START));
         let [version, comment] = [2, 3].map(|at| text(&row, at).unwrap_or_default());
         connection.dialect = Dialect::of(&version, &comment);
@@ -156,7 +157,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Makes the session and the connection what they were when they were lent.
+    /// Restores the session and the connection as they were lent.
     fn restore(&mut self, lent: &Lent) -> Result<(), Failure> {
         if self.link.idle.is_some()
             && let Some(before) = &lent.session
@@ -170,20 +171,20 @@ impl Connection {
         restored.map_err(|error| self.failed(error.into()))
     }
 
-    /// Refuses a server that says another number of the session than its greeting: the requests of the connection go
-    /// to several sessions.
+    /// Refuses a server whose session has another number than its greeting said. Then the requests of the
+    /// connection go to several sessions.
     pub(crate) fn check_id(&self, seen: Option<u64>) -> Result<(), Failure> {
-        // The server may count further than its greeting can say.
+        // The greeting has only 32 bits of the number.
         match seen.map(|id| id & u64::from(u32::MAX)) == Some(self.id().id) {
             true => Ok(()),
             false => Err(Failure::Refused(multiplexed())),
         }
     }
 
-    /// Refuses to request a lock while a server that was just started grants none.
+    /// Returns an error while a server that was just started grants no locks.
     ///
-    /// Epochs begin with the second of the start: a server that is started again within it would repeat
-    /// them.
+    /// Epochs begin with the second of the start. A server that is started again within that second
+    /// would repeat them.
     pub(crate) fn check_server_start(&self) -> Result<(), Failure> {
         self.link.check_start()?;
         if self.shared.link.clock.now() < self.start_is_over {
@@ -219,7 +220,7 @@ impl Connection {
         set.map_err(|error| self.failed(error.into()))?;
         self.link.add_commands(1);
         self.link.is_in_doubt = true;
-        // The crate panics on packets of a wrong form.
+        // The crate panics on malformed packets.
         let (wire, conn) = (&self.wire, &mut self.conn);
         let reply = self.shared.limits.call(wire, self.link.limit, || {
             catch_unwind(AssertUnwindSafe(|| without_signals(|| work(conn))))
@@ -250,8 +251,8 @@ impl Connection {
         row.ok_or_else(|| Failure::Refused(senseless()))
     }
 
-    /// Runs a statement that waits in the server, and returns its first row, or `None` if the time of the statement
-    /// was over.
+    /// Runs a statement that waits in the server, and returns its first row. Returns `None` if the statement timed
+    /// out.
     pub(crate) fn query_until(&mut self, sql: &str) -> Result<Option<Row>, Failure> {
         self.call(|conn| match conn.query_first(sql) {
             Err(error) if is_time_over(&error) => Ok(None),

@@ -16,9 +16,9 @@ use mysql_common::proto::codec::error::PacketCodecError;
 /// Classifies an error of the mysql crate on a connection that was open. `has_ended` says whether the server
 /// has closed that connection.
 ///
-/// MySQL sends the reason (4031) before it closes an idle session, without a request; the mysql crate takes
-/// that packet for a reply out of order. The end of the stream may arrive later than the packet, so an end
-/// that is not there yet is unknown.
+/// MySQL sends the reason (4031) before it closes an idle session, without a request. To the mysql crate,
+/// that packet is a reply out of order. The end of the stream may arrive later than the packet, so without
+/// the end, the outcome is unknown.
 pub(crate) fn classify(
     error: mysql::Error,
     server: &Server,
@@ -59,22 +59,22 @@ fn denied(text: &str) -> Error {
     Error::new(ErrorKind::PermissionDenied, text)
 }
 
-/// The session is over: server shutdown, session killed, gone away, lost, idle for too long, and errors
-/// of the network as the server sees them.
+/// The codes of a session that has ended. It was killed, lost, or idle for too long, the server shut
+/// down, or the server noticed network errors.
 const ENDED: [u16; 11] = [
     1053, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 4031,
 ];
 
-/// Returns whether a proxy says by this code that it does not reach the server. MySQL Router and MaxScale use the codes of
-/// clients, and ProxySQL has codes of its own; 9003 refuses a command.
+/// Returns whether by this code a proxy says that it cannot reach the server. MySQL Router and MaxScale use the
+/// codes of clients, and ProxySQL has other codes. 9003 refuses a command.
 ///
-/// The other codes of clients are none of these, such as 2026 for TLS: a fallback is opened only if the server cannot be
+/// Other codes of clients, such as 2026 for TLS, are no outage: a fallback is opened only if the server cannot be
 /// reached.
 fn is_outage_behind_proxy(code: u16) -> bool {
     matches!(code, 2002 | 2003 | 2005 | 2055 | 9001 | 9002 | 9004..=9999)
 }
 
-/// Returns whether the server ended a wait at its time limit, MySQL or MariaDB.
+/// Returns whether a server, MySQL or MariaDB, ended a wait at its time limit.
 pub(crate) fn is_time_over(error: &mysql::Error) -> bool {
     matches!(error, MySqlError(said) if matches!(said.code, 3024 | 1969))
 }
@@ -99,7 +99,7 @@ pub(crate) fn refused(said: &mysql::MySqlError) -> Error {
         1129 | 1130 => denied(
             "the server takes no connections from this host; see its users and `max_connect_errors`",
         ),
-        // The first three are those of clients, as MySQL Router sends them.
+        // The first three are codes of clients, which MySQL Router sends.
         2026 | 2059 | 2061 | 3159 | 1835 => {
             denied("the server wants TLS, or another way to log in; try tls=on")
         }
@@ -148,7 +148,7 @@ pub(crate) fn refused(said: &mysql::MySqlError) -> Error {
 /// Returns the error for an error of the mysql crate while a connection is opened.
 pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> Error {
     let text = error.to_string();
-    // An error whose text is in ours is not the cause as well.
+    // An error whose text is part of this error's text is not its source as well.
     let described = match &error {
         MySqlError(said) if ENDED.contains(&said.code) || is_outage_behind_proxy(said.code) => {
             return server.unreachable(&said.message);
@@ -185,7 +185,7 @@ pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> 
     described.with_source(error)
 }
 
-/// Returns the error for requests of one connection that do not stay in one session.
+/// Returns the error of a connection whose requests do not stay in one session.
 pub(crate) fn multiplexed() -> Error {
     incompatible(
         "something between this program and the server shares out its connections or resets their sessions (ProxySQL, MaxScale or the like), and a named lock belongs to one session; connect to the server itself",

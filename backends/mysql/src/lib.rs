@@ -3,14 +3,14 @@
 //!
 //! A lock is a named lock (`GET_LOCK`) of a session that does nothing else. The server itself ends
 //! that session, and with it the lock, after it was idle for the lease's ttl in whole seconds. Each
-//! renewal is a query on it. Free names are taken on sessions that already hold some; only a caller
-//! that waits has a session of its own.
+//! renewal is a query on the session. Free names share sessions that already hold names. Only a
+//! waiting caller has its own session.
 //!
 //! Epochs are the server's `UUID_SHORT()`: the second of its start and a counter. They grow over a
-//! restart however quick it is, unless the server's clock was set back over it.
+//! restart, however quick it is, unless the server's clock was set back.
 
 // What must never be otherwise:
-// - No text of a user becomes SQL. Only an `EncodedName` is put into a statement as text.
+// - No text of a user becomes SQL. Only an `EncodedName` is pasted into a statement.
 
 mod connection;
 mod driver;

@@ -1,4 +1,4 @@
-//! The names of locks on the server: legible where that is safe, and different for different locks.
+//! The names of locks on the server: legible if that is safe, and different for different locks.
 
 use std::fmt::{self, Write};
 use std::ops::Deref;
@@ -8,22 +8,23 @@ use lockkeeper_core::Mode;
 use lockkeeper_sessions::SessionName;
 use sha2::{Digest, Sha256};
 
-/// MySQL takes no longer names; MariaDB does.
+/// MySQL takes no longer names, but MariaDB does.
 const MAX_BYTES: usize = 64;
 /// Bytes of the hash that are kept: 160 bits.
 const KEPT: usize = 20;
 /// The length of the legible part before `~` and the hash.
 const LEGIBLE: usize = MAX_BYTES - 1 - 2 * KEPT;
 
-/// The name of a lock on the server. It has only letters that SQL need not quote, so it is the only
-/// text that [`statements`](crate::statements) may paste. A name that the server shows may come from any
-/// program, and becomes one by [`parse`](Self::parse) alone.
+/// The name of a lock on the server. It has only characters that need no quotes in SQL, so it is the
+/// only text that [`statements`](crate::statements) may paste. A name that the server shows may come
+/// from any program. Only [`parse`](Self::parse) makes an `EncodedName` from it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EncodedName(Arc<str>);
 
 impl EncodedName {
-    /// Returns `shop:seat:42` as it is if it is short and of letters that no server folds. Else
-    /// returns something similar and a hash. Names are shared by all users of a server.
+    /// Returns `shop:seat:42` unchanged if it is short and has only letters that no server
+    /// case-folds. Otherwise returns a similar text and a hash. All users of a server share the
+    /// names.
     pub(crate) fn new(namespace: &str, name: &str) -> Self {
         Self(encode(namespace, name).into())
     }
@@ -42,8 +43,8 @@ impl EncodedName {
         readable.chars().all(is_plain).then(|| Self(text.into()))
     }
 
-    /// Returns the lock's name in this namespace, and whether that is the whole name or only
-    /// similar to it. Returns `None` if this is no name of the namespace.
+    /// Returns the lock's name in this namespace, and whether it is the whole name or only similar.
+    /// Returns `None` if the name is of another namespace.
     pub(crate) fn decode(&self, namespace: &str) -> Option<(String, bool)> {
         if self.contains('~') {
             let name = self.strip_prefix(like(namespace, "").as_str())?;
@@ -54,8 +55,8 @@ impl EncodedName {
         is_own.then(|| (name.to_owned(), true))
     }
 
-    /// Returns namespace and name as far as they are legible, and whether that is all of both. Returns
-    /// `None` if this is no name of any namespace.
+    /// Returns the legible parts of namespace and name, and whether both are whole. Returns `None` if
+    /// this is no name of any namespace.
     pub(crate) fn decode_in_any(&self) -> Option<(String, String, bool)> {
         let (namespace, rest) = self.split_at_checked(self.find([':', '~'])?)?;
         let name = rest.strip_prefix(':').unwrap_or(rest);

@@ -26,11 +26,11 @@ use crate::connection::wire::AnyConn;
 /// The backend's name in errors and capabilities.
 pub(crate) const BACKEND: &str = "mysql";
 
-/// The path of no file. The mysql crate reads the server's key only when the server asks for the password, and asks the
-/// server for a key where it has no path.
+/// A path that names no file. The mysql crate reads the server's key only if the server asks for the password.
+/// Without a path, it would ask the server for a key.
 const NO_FILE: &str = "";
 
-/// Where a server is, and how to talk to it. `Debug` shows no password.
+/// The options of a server. `Debug` shows no password.
 #[derive(Clone)]
 pub struct MySqlOptions {
     pub(crate) remote: RemoteOptions,
@@ -162,18 +162,18 @@ impl MySqlOptions {
     }
 
     /// Lets the application lend the connections of a pool, such as an `r2d2::Pool`. The address of these options
-    /// names the server for people only.
+    /// is only shown to people.
     ///
-    /// `lend` gets the time that it may take. A provider borrows up to [`pool_size`](Self::pool_size) connections; the pool
-    /// needs so many beside those that the application uses at the same time.
+    /// The argument of `lend` is the time that it may take. A provider borrows up to [`pool_size`](Self::pool_size)
+    /// connections. The pool needs these in addition to the application's own.
     ///
-    /// A connection stays with the provider while its session holds a lock or waits for one. An idle one goes back at once,
-    /// except for one, which goes back with the end of the provider. What goes back has the session's former
-    /// `wait_timeout`, limit of statements and time-outs of the socket. A session that another holder may still know, such
-    /// as one that held a lock for a second, is closed instead, and the pool finds it broken.
+    /// A connection stays with the provider while its session holds a lock or waits for one. The provider keeps one
+    /// idle connection until its end, and returns the others at once. A returned connection has its former
+    /// `wait_timeout`, limit of statements and time-outs of the socket. After a hold of a second, an operator may
+    /// have seen the session. Then the connection is closed instead, and the pool finds it broken.
     ///
-    /// A session is checked each time it is lent, as by [`connect_with`](Self::connect_with). It does no harm if the pool
-    /// resets it when it is lent and when it comes back.
+    /// A session is checked each time it is lent, as by [`connect_with`](Self::connect_with). The pool may reset it
+    /// when it is lent and when it is returned.
     ///
     /// ```no_run
     /// use lockkeeper_mysql::{Conn, MySqlOptions};

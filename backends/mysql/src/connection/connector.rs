@@ -16,7 +16,7 @@ use crate::connection::{Connection, Shared};
 use crate::failure::not_connected;
 use crate::options::{MySqlOptions, bracketed};
 
-/// More than any request needs. Asking the server for its limit would cost a round trip.
+/// It is more than any request needs. Asking the server for its limit would cost a round trip.
 const MOST_BYTES: usize = 1 << 20;
 
 pub(crate) struct Connector {
@@ -33,7 +33,7 @@ impl Connector {
         let remote = &options.remote;
         #[cfg(feature = "tls")]
         if remote.tls {
-            // The program may have chosen its cryptography already.
+            // It fails if the program has chosen its cryptography already.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
         let program = ("program_name", "lockkeeper");
@@ -42,7 +42,7 @@ impl Connector {
             .tcp_nodelay(true)
             .tcp_keepalive_time_ms(u32::try_from(KEEPALIVE_IDLE.as_millis()).ok())
             .max_allowed_packet(Some(MOST_BYTES))
-            // The connection knows its statements itself, and the crate would close those that were prepared first.
+            // The connection keeps its own list of statements, and the crate would close the oldest ones.
             .stmt_cache_size(0)
             .connect_attrs(Some([program].into()));
         #[cfg(any(target_os = "linux", target_os = "macos"))]
@@ -57,7 +57,8 @@ impl Connector {
             endpoint: remote.endpoint.clone(),
             server: server.clone(),
         };
-        // The crate has no bound for a login that comes in pieces. An error of its own says more than that time is over.
+        // The crate has no bound for a login that comes in pieces. It gets a shorter limit, since its own errors
+        // say more than a time-out.
         let own = || Supplier::of_server(&server, move |limit| dialer.dial(limit - limit / 16));
         Ok(Self {
             limit: remote.connect_timeout,

@@ -1,4 +1,4 @@
-//! Inspects a server, and any proxy before it, on opening: do they keep named locks correctly?
+//! Checks, on opening, whether a server and any proxy before it keep named locks correctly.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::names::EncodedName;
 use crate::statements::dialect::Dialect;
 use crate::statements::{number, text};
 
-/// Lists the variables that matter; a server that lacks one leaves it out.
+/// Lists the relevant variables. A server that lacks one leaves it out.
 const VARIABLES: &str = "SHOW SESSION VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'wsrep_on', 'read_only', 'super_read_only', 'group_replication_group_name')";
 
 /// The topic of findings about the server's place among others.
 pub(crate) const TOPOLOGY: &str = "topology";
 
-/// Inspects the server, each statement within `limit`, and does once all that a lock needs. Returns the
-/// conditions that may break locks.
+/// Inspects the server, each statement within `limit`, and runs once every statement that a lock needs.
+/// Returns the conditions that may break locks.
 pub(crate) fn inspect(connection: &mut Connection, limit: Duration) -> Result<Vec<Finding>, Error> {
     connection.link.limit = limit;
     let warnings = warnings(connection).map_err(nothing_granted)?;
@@ -88,8 +88,8 @@ fn numbers(version: &str) -> [u32; 3] {
     [next(), next(), next()]
 }
 
-/// Takes, inspects and frees a name of its own, in several statements: a multiplexer would change the
-/// connection between two of them, and a missing permission shows.
+/// Takes, inspects and frees a name that no lock has, in several statements. A multiplexer would
+/// change the session between two of them, and a missing permission shows.
 fn rehearse(connection: &mut Connection) -> Result<(), Failure> {
     let row = connection.query("SELECT CONNECTION_ID() + 0")?;
     connection.check_id(number(&row, 0))?;

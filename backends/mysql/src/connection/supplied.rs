@@ -1,4 +1,4 @@
-//! Connections that the application makes or lends: what is checked of them, and how they go back.
+//! Connections that the application makes or lends: their checks, and how they are returned.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::failure::incompatible;
 use crate::statements::dialect::Dialect;
 use crate::statements::{number, text};
 
-/// What a session was before it was used for locks.
+/// The state of a session before it was used for locks.
 #[derive(Debug)]
 pub(crate) struct Before {
     /// The statement that sets the session's limits again.
@@ -27,11 +27,11 @@ impl Dialect {
     }
 }
 
-/// Succeeds outside of a transaction only. What it sets for the next transaction is the default.
+/// It succeeds only outside of a transaction. It sets the default for the next transaction.
 const BETWEEN_TRANSACTIONS: &str = "SET TRANSACTION READ WRITE";
 
 impl Before {
-    /// Checks that locks can rely on a session, and returns what it was.
+    /// Checks that locks can rely on a session, and returns its state.
     ///
     /// # Errors
     /// [`Failure::Refused`] for a session on which locks would break.
@@ -64,7 +64,7 @@ impl Before {
         Some(Self { restore })
     }
 
-    /// Makes the session what it was, within `limit`.
+    /// Restores the session's state, within `limit`.
     pub(crate) fn restore(
         &self,
         connection: &mut Connection,

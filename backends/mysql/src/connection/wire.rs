@@ -1,5 +1,5 @@
-//! A second descriptor of a connection's socket: the mysql crate offers no way to change its time-outs,
-//! or to close it while another thread waits on it.
+//! A second descriptor of a connection's socket. The mysql crate cannot change the socket's time-outs,
+//! or close it while another thread waits on it.
 
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
@@ -13,14 +13,14 @@ use lockkeeper_remote::{self as remote, SocketTimeout};
 use mysql::Conn;
 use parking_lot::Mutex;
 
-/// A connection of whatever kind: a [`Conn`] in a box, or one that a pool lends.
+/// A connection of any kind: a [`Conn`] in a box, or one that a pool lends.
 pub(crate) type AnyConn = Box<dyn DerefMut<Target = Conn> + Send>;
 
 /// The socket of a connection, and the end of the call that is under way on it.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    /// A socket of any kind: the calls are the same. `None` outside of Unix, where the mysql crate does not show its
-    /// socket: there the time-outs of opening stay.
+    /// A socket of any kind, since the calls are the same. `None` outside of Unix, where the mysql crate does not
+    /// show its socket. There the time-outs of opening stay.
     socket: Option<Arc<TcpStream>>,
     /// When the call ends, in nanoseconds; [`NO_CALL`], or [`CUT`].
     end: AtomicU64,
@@ -30,8 +30,8 @@ const NO_CALL: u64 = u64::MAX;
 /// The call was cut off at its end.
 const CUT: u64 = u64::MAX - 1;
 
-/// Cuts off calls that take too long. A time-out of the socket does not bound them: the crate waits anew for each piece of a
-/// reply, and the kernel ends a long time-out late.
+/// Cuts off calls that take too long. A socket's time-out does not bound them: the crate restarts it for each piece
+/// of a reply, and the kernel ends a long time-out late.
 pub(crate) struct CallLimits {
     clock: Arc<dyn Clock>,
     timer: Timer,
@@ -70,7 +70,7 @@ impl CallLimits {
         (wire.end.swap(NO_CALL, Ordering::SeqCst) != CUT).then_some(result)
     }
 
-    /// Cuts off the calls that have reached their end. Returns when the next one does.
+    /// Cuts off the calls that have reached their end. Returns the next end.
     fn cut_overdue(&self, now: HostInstant) -> HostInstant {
         let mut next = HostInstant::NEVER;
         self.wires.lock().retain(|wire| {
@@ -90,7 +90,7 @@ impl CallLimits {
 }
 
 /// The longest time that one call may wait in the server. Without the socket, a wait is several short
-/// calls, so that a cancel is noticed and no time-out is reached.
+/// calls, so that a cancel is noticed and no time-out is over.
 pub(crate) const LONGEST_CALL: Duration = if cfg!(unix) {
     Duration::MAX
 } else {
@@ -105,8 +105,9 @@ impl Wire {
         }
     }
 
-    /// Ends the call with this end, unless it has returned. The server is not told: the watch over the socket ends the
-    /// session first. A call on a session with other leases may take as long as these last, so none is valid then.
+    /// Ends the call with this end, unless it has returned. The server is not notified: the watch of the socket
+    /// ends the session first. A call on a session with other leases may take as long as these last, so none of
+    /// them is valid then.
     fn cut(&self, end: HostInstant) -> bool {
         let (end, order) = (end.as_nanos(), Ordering::SeqCst);
         let is_cut = self.end.compare_exchange(end, CUT, order, order).is_ok();
@@ -168,7 +169,7 @@ impl Wire {
     /// connection cannot be used afterwards.
     pub(crate) fn has_ended(&self) -> bool {
         let Some(mut socket) = self.socket.as_deref() else {
-            // No other packet than the server's farewell is known to come unasked.
+            // No other packet than the server's last message is known to come without a request.
             return true;
         };
         let mut last = [0; 512];
