@@ -19,7 +19,7 @@ use crate::provider::PostgresProvider;
 pub struct PostgresDriver;
 
 impl PostgresDriver {
-    /// The database to be in.
+    /// The database of the connections.
     pub const DB: Key<String> = Key::new(
         "db",
         Takes::Text("text"),
@@ -32,7 +32,7 @@ impl PostgresDriver {
     pub const TLS: Key<bool> = TLS;
 
     /// Returns the options of a URL and its keys, for a program that uses the same server for more than
-    /// locks. Talks to no server.
+    /// locks. Does not connect.
     ///
     /// # Errors
     /// As on opening, for everything that can be checked without the server.

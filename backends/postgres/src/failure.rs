@@ -1,7 +1,7 @@
 //! The meaning of errors of the server and of the connection, with advice.
 //!
-//! PgBouncer has one code for all errors of its own, so its texts are listed. Only an outage may open a fallback. A
-//! full pool is none, since others hold locks behind it, and neither is an unknown text.
+//! PgBouncer has one code for all its own errors, so its texts are listed here. Only an outage may open a fallback.
+//! A full pool is no outage, since other programs hold locks behind it. An unknown text is no outage, either.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Failure, Server, is_timeout, is_too_long, is_untrusted, senseless};
 use postgres_protocol::message::backend::ErrorResponseBody;
 
-/// What hands out the sessions of the server is no good for locks.
+/// The text about a pooler that cannot be used for locks.
 pub(crate) const MULTIPLEXED: &str = "something between this program and the server hands out the server's sessions for a transaction at a time (PgBouncer with pool_mode=transaction, or the like), and a lock belongs to one session; connect to the server itself, or to a pool with pool_mode=session";
 
 /// An error that the server replied with.
@@ -19,16 +19,16 @@ pub(crate) struct ServerError {
     /// The SQLSTATE, five letters.
     pub(crate) state: String,
     message: String,
-    /// Whether the session is over.
+    /// Whether the session has ended.
     pub(crate) is_fatal: bool,
     /// Whether the statement was prepared before.
     pub(crate) is_prepared: bool,
 }
 
-/// Codes that a server would give for what PgBouncer says, with parts of its texts. The first that fits counts, since the
-/// text of an outage may quote the server's own error.
+/// The codes by which a server would report PgBouncer's errors, with parts of PgBouncer's texts. The first match
+/// counts, since the text of an outage may quote the server's own error.
 ///
-/// Before version 1.20, PgBouncer also sends the server's own text alone if the first login to the server fails.
+/// Before version 1.20, PgBouncer also sends only the server's own text if the first login to the server fails.
 ///
 /// No other text is an outage: a fallback is opened only if the server cannot be reached.
 const SAID_BY_PGBOUNCER: [(&str, &[&str]); 8] = [
@@ -104,9 +104,9 @@ const SAID_BY_PGBOUNCER: [(&str, &[&str]); 8] = [
 ];
 
 impl ServerError {
-    /// The time of a wait is over (`lock_timeout`).
+    /// A wait timed out (`lock_timeout`).
     pub(crate) const LOCK_TIMEOUT: &str = "55P03";
-    /// The protocol was violated. PgBouncer gives this for all that it says itself, and ends the connection.
+    /// A protocol violation. PgBouncer uses it for all its own errors, and ends the connection.
     const PROTOCOL: &str = "08P01";
     /// A statement that was prepared in another session is not known.
     const OTHER_SESSION: &str = "26000";
@@ -137,7 +137,7 @@ impl ServerError {
         }
     }
 
-    /// Returns the code that a server would give for what PgBouncer says: that has one for all its errors.
+    /// Returns the code by which a server would report the error. PgBouncer has one code for all its errors.
     fn meaning(&self) -> &str {
         if self.state != Self::PROTOCOL || !self.is_fatal {
             return &self.state;
@@ -204,7 +204,7 @@ pub(crate) fn classify(error: io::Error, server: &Server) -> Failure {
     match error.kind() {
         kind if is_timeout(kind) => Failure::Unanswered(server.silent().with_source(error)),
         _ if is_too_long(&error) => Failure::Unanswered(server.too_long(true).with_source(error)),
-        // A message that cannot be read.
+        // The message cannot be read.
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
             Failure::Unanswered(senseless().with_source(error))
         }

@@ -1,7 +1,7 @@
-//! The keys of advisory locks: numbers of 64 bits, by which different names are different locks.
+//! The keys of advisory locks: numbers of 64 bits that differ for different names.
 //!
-//! The names of two locks have the same key with a probability of 2^-63. Then one waits for the other: that costs time,
-//! and no exclusion.
+//! The names of two locks have the same key with a probability of 2^-63. Then one waits for the other, but no
+//! exclusion is lost.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -15,12 +15,12 @@ pub(crate) mod shown;
 /// The bits of a key. The highest one is clear, so that keys are positive numbers.
 const KEY: u64 = u64::MAX >> 1;
 
-/// The key of an advisory lock, what it is the key of, and whether it is for a shared lock.
+/// The key of an advisory lock, its namespace and name, and whether the lock is shared.
 #[derive(Clone, Debug)]
 pub struct LockKey {
     key: u64,
     pub(crate) is_shared: bool,
-    /// Namespace and name without spaces, and empty if the key is all that is known.
+    /// Namespace and name without spaces. Empty if only the key is known.
     pub(crate) shown: Arc<str>,
 }
 
@@ -79,7 +79,7 @@ impl SessionName for LockKey {
     }
 }
 
-/// Returns a hash of a namespace, by which sessions say which namespace their locks are of.
+/// Returns a hash of a namespace, by which sessions show the namespace of their locks.
 pub(crate) fn namespace_mark(namespace: &str) -> i32 {
     let hash = Sha256::digest(namespace);
     let first = hash.first_chunk();

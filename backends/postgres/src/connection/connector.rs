@@ -1,8 +1,8 @@
 //! Opens connections to the server.
 //!
-//! PgBouncer tells a client another number than the session's own. Only then a second connection keeps a
-//! transaction open, and shows whether the first one still has its session. That comes before any setting or lock,
-//! which would stay on the session for other clients.
+//! PgBouncer tells a client another number than that of the server's session. Only then, a second connection keeps
+//! a transaction open, which shows whether the first connection still has its session. That comes before any
+//! setting or lock, which would stay on the session for other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ pub(crate) struct Connector {
     dialer: Dialer,
     remote: RemoteOptions,
     database: String,
-    /// Whether what hands out the server's sessions does so for the time of a connection.
+    /// Whether the pooler gives each connection one session of the server for all its time.
     is_pooler_good: AtomicBool,
     pub(crate) shared: Arc<Shared>,
 }
@@ -64,8 +64,8 @@ impl Connector {
         Ok(connection)
     }
 
-    /// Refuses a pooler that hands out a session of the server for less than the time of a connection. It hands out the
-    /// settings and the locks of the session as well, so it is checked before there are any.
+    /// Refuses a pooler that gives a connection a session of the server for a shorter time. The next client would
+    /// get the settings and the locks of the session, so this check comes before there are any.
     fn check_pooler(&self, connection: &mut Connection, until: Instant) -> Result<(), Error> {
         let mut other = self.log_in(until)?;
         if connection

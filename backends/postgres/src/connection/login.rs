@@ -1,7 +1,7 @@
 //! Logging in: TLS, the start-up message and the password.
 //!
-//! SCRAM is without channel binding: the certificate is checked, so a server in between is refused before the
-//! password is asked for. A password is sent as it is over TLS and Unix sockets alone.
+//! SCRAM does not use channel binding: the certificate is checked, so a server in between is refused before
+//! it asks for the password. A plain password is sent only over TLS and Unix sockets.
 
 use std::io::{self, Read, Write};
 
@@ -20,23 +20,23 @@ use crate::failure::{ServerError, incompatible};
 /// The first version with `idle_session_timeout`, and with `client_connection_check_interval`.
 const OLDEST_VERSION: u32 = 14;
 
-/// How sessions are named, before the id of the process: what `pg_stat_activity` shows as `application_name`.
+/// The `application_name` of sessions, before the id of the process.
 pub(crate) const PROGRAM: &str = "lockkeeper ";
 
-/// What a server says of itself and of the session while a client logs in.
+/// What a server reports about itself and the session during a login.
 #[derive(Debug, Default)]
 pub(crate) struct Greeting {
     pub(crate) version: String,
-    /// The number of the session by which it is cancelled.
+    /// The number by which the session is cancelled.
     pub(crate) pid: i32,
 }
 
-/// How far a login is. A server asks once, so a login has a few messages to send.
+/// The state of a login. A server asks once, so a login sends only a few messages.
 enum Login {
     Begun,
-    /// The server was sent the password, or proved that it knows it.
+    /// The password was sent, or the server proved that it knows it.
     Answered,
-    /// Only a server that knows the password comes from here to the next step.
+    /// Only a server that knows the password gets from here to the next state.
     Scram(ScramSha256),
     Accepted,
 }
@@ -81,8 +81,8 @@ pub(crate) fn ask_for_tls(
     }
 }
 
-/// Logs in, and returns when the server is ready. The limit of time is that of the last message sent.
-/// `is_private` says that no other host can read what is sent.
+/// Logs in, and returns when the server is ready. The time limit is that of the last sent message.
+/// `is_private` says that no other host can read the messages.
 pub(crate) fn log_in(
     wire: &mut Wire,
     options: &RemoteOptions,
@@ -176,7 +176,7 @@ pub(crate) fn log_in(
 fn check_version(version: &str) -> Result<(), Error> {
     let is_digit = |letter: char| letter.is_ascii_digit();
     let major = version.split(|letter| !is_digit(letter)).next();
-    // A version that does not begin with a number is that of a vendor.
+    // A version that does not begin with a number is from a vendor.
     match major.and_then(|major| major.parse().ok()) {
         Some(0..OLDEST_VERSION) => Err(incompatible(format!(
             "version {version} of the server does not end idle sessions, so a dead holder would keep its lock; PostgreSQL from {OLDEST_VERSION} on does"

@@ -1,6 +1,6 @@
-//! Inspects a server on opening: does it keep locks correctly?
+//! Checks, on opening, whether a server keeps locks correctly.
 //!
-//! CockroachDB, YugabyteDB and some poolers answer to advisory locks and keep none, so the session looks for its
+//! CockroachDB, YugabyteDB and some poolers accept advisory locks without locking. So the session looks for its
 //! own mark in `pg_locks`.
 
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::statements::{IDENTITY, MARKS, SessionId};
 
 /// The topic of findings about the server's place among others.
 pub(crate) const TOPOLOGY: &str = "topology";
-/// What is wrong where a silent session is not ended.
+/// The problem of a server that does not end silent sessions.
 pub(crate) const NOT_KEPT: &str = "the server does not keep a session's own idle_session_timeout";
 const IDLE: &str = "SELECT setting::int8 FROM pg_settings WHERE name = 'idle_session_timeout'";
 
-/// Returns a row if the lock that the session has of its own ([`SessionId::mark`]) is there.
+/// Returns a row if the session's own lock ([`SessionId::mark`]) is there.
 const OWN_MARK: &str = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted AND classid = $1::int8 AND objid = $2::int8 AND pid = $3::int4 AND pid = pg_backend_pid()";
 
 /// Inspects the server.
@@ -47,7 +47,7 @@ pub(crate) fn inspect(connection: &mut Connection) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns what tells the database from all others; `None` if the user must not know.
+/// Returns the identity of the database. `None` if the user has no permission to read it.
 pub(crate) fn identity(connection: &mut Connection) -> Result<Option<String>, Error> {
     match connection.query(&format!("SELECT {IDENTITY}"), &[]) {
         Ok(row) => Ok(row.text(0).map(str::to_owned)),
@@ -56,8 +56,8 @@ pub(crate) fn identity(connection: &mut Connection) -> Result<Option<String>, Er
     }
 }
 
-/// Returns whether the server ends the session of a silent holder: leases rely on it. Sets the default ttl, so
-/// that it is not set again for the first lock.
+/// Returns whether the server ends the session of a silent holder, on which leases rely. Sets the default ttl,
+/// so that it is not set again for the first lock.
 pub(crate) fn keeps_idle(connection: &mut Connection) -> Result<bool, Failure> {
     const TTL: Duration = Duration::from_secs(30);
     connection.set_idle(TTL)?;

@@ -1,7 +1,7 @@
-//! Messages to and from a server. Each exchange has a limit of time.
+//! Messages to and from a server. Each exchange has a time limit.
 //!
-//! The client is our own, over the codec `postgres-protocol`. The crate `postgres` runs tokio inside, and its calls
-//! have no limit of time: a server that is stopped would hang the caller.
+//! The client uses the codec `postgres-protocol`. The crate `postgres` runs tokio inside, and its calls have no
+//! time-out: a stopped server would block the caller.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,8 @@ use bytes::BytesMut;
 use lockkeeper_remote::Stream;
 use postgres_protocol::message::backend::{Header, Message};
 
-/// No reply to a lock is longer. What claims to be longer is no PostgreSQL server.
+/// No reply to a lock is longer, in bytes. If a message claims to be longer, the server is no PostgreSQL
+/// server.
 const MOST_BYTES: i32 = 1 << 20;
 
 /// A connection's messages.
@@ -36,7 +37,7 @@ impl Wire {
         self.stream.socket()
     }
 
-    /// Sends what `out` has. The whole reply has to be there within `limit`.
+    /// Sends the messages in `out`. The whole reply has to arrive within `limit`.
     pub(crate) fn send(&mut self, limit: Duration) -> io::Result<()> {
         self.stream.begin(limit);
         let sent = self.stream.write_all(&self.out);
@@ -64,7 +65,7 @@ impl Wire {
         }
     }
 
-    /// Returns whether the server has sent nothing since its last reply.
+    /// Returns whether the server sent nothing since its last reply.
     pub(crate) fn is_quiet(&self) -> bool {
         self.received.is_empty() && lockkeeper_remote::is_quiet(self.stream.socket())
     }
