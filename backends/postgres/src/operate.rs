@@ -98,10 +98,10 @@ struct HeldLock {
     held: HeldName,
 }
 
-/// Returns all advisory locks of this database that sessions of lockkeeper hold or wait for: the session's number, its
-/// mark, the hash of its namespace, the halves of the key, the mode, whether it is held, and what `pg_stat_activity`
-/// says of the session to this user. The statement that shows the names is in one row of each session: with thousands of
-/// locks, the reply would be too long otherwise.
+/// Returns all advisory locks of this database that sessions of lockkeeper hold or wait for. The columns are the
+/// session's number, its mark, the hash of its namespace, the halves of the key, the mode, and whether the lock is
+/// held. The others are what `pg_stat_activity` shows of the session to this user. The statement that shows the
+/// names is in one row of each session: with thousands of locks, the reply would be too long otherwise.
 fn list() -> String {
     format!(
         "WITH locks AS MATERIALIZED (SELECT pid, classid, objid, objsubid, mode, granted FROM pg_locks \

@@ -1,7 +1,7 @@
 //! The SQL of locks. All values are bound. PostgreSQL evaluates the columns of a statement from left to right.
 //!
-//! The sessions of this library look up names in `pg_catalog` alone. In a transaction of the application, objects of other
-//! users may come first, so a statement for that names the schema of each function, operator, type and table.
+//! The sessions of this library look up names only in `pg_catalog`. In a transaction of the application, objects of
+//! other users may come first. So its statements name the schema of each function, operator, type and table.
 //!
 //! Several locks are one prepared statement over two arrays: a text for each number of locks would be prepared for each.
 
@@ -108,8 +108,8 @@ pub(crate) static RELEASE_IF_HELD: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Returns the sessions that hold the key or wait for it exclusively: the session's number and its mark, which is 0 for a
-/// transaction of an application.
+/// Returns the number and the mark of each session that holds the key or waits for it exclusively. The mark is 0
+/// for a transaction of an application.
 pub(crate) static HOLDERS: LazyLock<String> = LazyLock::new(|| {
     format!(
         "WITH locks AS MATERIALIZED (SELECT * FROM pg_locks), \
@@ -120,8 +120,8 @@ pub(crate) static HOLDERS: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Ends the session with the number `$2` and the mark `$3` if it holds the key, and waits for its end for at most
-/// `$4` ms. Returns whether it has ended, and no row if it does not hold the key.
+/// Ends the session with the number `$2` and the mark `$3` if it holds the key. Waits at most `$4` ms for its
+/// end. Returns whether it has ended, and no row if it does not hold the key.
 pub(crate) static END_HOLDER: LazyLock<String> = LazyLock::new(|| {
     format!(
         "WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE pid = $2::int4 AND granted) \

@@ -19,8 +19,8 @@ mod transaction_lock;
 use libtest_mimic::Trial;
 use lockkeeper_testkit::suite;
 
-/// Makes a trial of each case on each kind of server: of those of all databases, for which `on_server` starts one and calls
-/// a case, and of its `own`.
+/// Makes a trial of each case on each kind of server. The cases are those of all databases, for which `on_server`
+/// starts a server and calls a case, and the kind's `own`.
 fn on_each_kind<A: application::Application, K: suite::ServerKind>(
     on_server: fn(K, fn(&str, &mut A)),
     own: &[suite::Case<K>],

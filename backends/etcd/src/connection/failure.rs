@@ -181,8 +181,8 @@ fn is_stopping(body: &Value) -> bool {
     matches!(code, Some(CANCELED | UNAVAILABLE))
 }
 
-/// Returns whether a request with this status may have reached a member. What is in front of it refuses by the other
-/// ones of 400 to 499, and passes the request on before it has any other one.
+/// Returns whether a request with this status may have reached a member. A proxy before the member refuses by the
+/// other codes from 400 to 499. Before any other code, it has forwarded the request.
 fn may_be_done(status: u16) -> bool {
     !(400..500).contains(&status) || matches!(status, 408 | 429)
 }
@@ -220,8 +220,8 @@ mod tests {
         meaning(&server, status, body.as_bytes())
     }
 
-    /// The texts of learners are those of etcd 3.4.23 and 3.5.30, the others those of 3.4.23 when the leadership moves and
-    /// when a member ends by SIGTERM.
+    /// The texts of learners are those of etcd 3.4.23 and 3.5.30. The others are those of 3.4.23 when the
+    /// leadership moves, and when a member ends by SIGTERM.
     #[test]
     fn texts_say_whether_another_member_may_do_it() {
         for (status, body, expected) in [

@@ -60,8 +60,8 @@ pub struct SessionId {
 }
 
 impl SessionId {
-    /// Compares the number that a connection knows with the one that the server reports: the server may
-    /// count further than the 32 bits of its greeting.
+    /// Compares the number that a connection knows with the number that the server reports. The
+    /// connection knows only the 32 bits of the greeting.
     pub(crate) fn is(self, seen: Self) -> bool {
         self.run.is(seen.run) && self.id == seen.id & u64::from(u32::MAX)
     }

@@ -24,7 +24,8 @@ pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
         .open(&Config::from_url(url)?)
 }
 
-/// Opens a keeper on a server, with more keys, and with time for a reply on a busy machine where the keys do not say a time-out.
+/// Opens a keeper on a server, with more keys. Unless the keys set a time-out, it has time for a reply on a busy
+/// machine.
 pub(crate) fn open(server: &MySqlServer, keys: &str) -> LockKeeper {
     try_open(&with_timeouts(&format!("{}?{keys}", server.url()))).unwrap()
 }

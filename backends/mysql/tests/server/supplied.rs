@@ -85,8 +85,8 @@ fn counts(pool: &Pool<Manager>) -> (u32, u32) {
     (pool.state().connections, pool.state().idle_connections)
 }
 
-/// Repeats holds until they have lasted for less than a second: the session of a longer one is closed, since an operator may
-/// have seen it.
+/// Repeats holds until they last for less than a second. The session of a longer hold is closed, since an operator
+/// may have seen it.
 fn until_not_shown(hold: impl Fn()) {
     until("a hold is short", || {
         let began = Instant::now();

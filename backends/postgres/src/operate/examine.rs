@@ -9,9 +9,9 @@ use crate::connection::Connection;
 use crate::connection::opening::{self, NOT_KEPT, TOPOLOGY};
 
 const TIME: &str = "SELECT (1000000 * date_part('epoch', clock_timestamp()))::int8";
-/// Returns the number of sessions, the limit of all of them, and those of this user and of this database (-1 for
-/// none); the database; the room for locks; whether this user sees the statements of all users, may end all sessions but
-/// those of superusers, and is a superuser.
+/// Returns the number of sessions, then their limits: of the server, of this user, and of this database (-1 for
+/// none). Then come the database and the room for locks. The last three columns are rights of this user: to see the
+/// statements of all users, to end sessions of users who are no superusers, and whether the user is a superuser.
 const LIMITS: &str = "SELECT (SELECT sum(numbackends) FROM pg_stat_database), current_setting('max_connections'), (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user), (SELECT datconnlimit FROM pg_database WHERE datname = current_database()), current_database(), current_setting('max_locks_per_transaction')::int8 * (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8), pg_has_role('pg_read_all_stats', 'USAGE'), pg_has_role('pg_signal_backend', 'USAGE'), (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)";
 
 pub(crate) fn examine(
