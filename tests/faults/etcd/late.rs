@@ -4,7 +4,6 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::backends::{self, etcd::EtcdProvider};
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockKeeper, Released};
 use lockkeeper_testkit::{
     EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, TestServer as _, cases, until,
@@ -22,7 +21,6 @@ pub(super) const CASES: &[Case] = cases![
     lost_reply_to_an_attempt_finds_its_grant,
     unreadable_reply_leaves_no_key_for_long,
     lost_reply_to_a_permit_keeps_within_its_slots,
-    keepers_of_one_provider_wait_in_turn,
     key_on_another_lease_is_moved_again,
     waiter_that_fails_on_its_turn_leaves_no_key,
     grant_without_a_base_leaves_no_key,
@@ -220,26 +218,6 @@ fn lost_reply_to_a_permit_keeps_within_its_slots(kind: EtcdKind) {
     let other = permits.try_acquire().unwrap();
     let other = other.expect("it was granted before");
     assert_eq!((held.slot(), other.slot()), (0, 1));
-}
-
-/// The holder has the key that the waiter would have.
-fn keepers_of_one_provider_wait_in_turn(kind: EtcdKind) {
-    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
-    let addr = server.addr();
-    let options = backends::etcd::EtcdOptions::tcp(addr.ip().to_string(), addr.port());
-    let options = options.response_timeout(WAIT_LIMIT);
-    let provider = Arc::new(EtcdProvider::open(&options, "default").unwrap());
-    let open = || LockKeeper::builder(provider.clone()).build().unwrap();
-    let (keeper, other) = (open(), open());
-    let held = keeper.lock("a").unwrap();
-    assert!(other.try_lock("a").unwrap().is_none());
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| other.try_lock_for("a", WAIT_LIMIT).unwrap().is_some());
-        until("it waits", || server.queue_length("a") == 1);
-        held.release().unwrap();
-        assert!(waiting.join().unwrap());
-    });
-    server.assert_clean();
 }
 
 /// An earlier renewal may have bound the key to a lease that was retired since.

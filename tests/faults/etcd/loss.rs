@@ -9,7 +9,8 @@ use lockkeeper::backend::{AcquireRequest, AttemptRequest, Backend, Operation, St
 use lockkeeper::backends::etcd;
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{
-    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, Mode, WaitOutcome,
+    AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, Mode,
+    WaitOutcome,
 };
 use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, TestServer as _, cases, until};
 
@@ -30,6 +31,7 @@ pub(super) const CASES: &[Case] = cases![
     forgotten_fixed_lease_ends,
     full_database_is_told,
     permits_of_a_batch_fail_together,
+    cancelled_attempt_fails_no_other,
 ];
 
 fn start(kind: EtcdKind) -> EtcdServer {
@@ -333,4 +335,35 @@ fn permits_of_a_batch_fail_together(kind: EtcdKind) {
         };
         assert!(matches!(it.answer, Some(Err(_))));
     }
+}
+
+/// A cancel closes the connection of a request that is the caller's alone. The first attempt would be granted the lease.
+fn cancelled_attempt_fails_no_other(kind: EtcdKind) {
+    let server = start(kind);
+    let options = etcd::EtcdOptions::tcp("127.0.0.1", server.addr().port());
+    let options = options.response_timeout(WAIT_LIMIT);
+    let provider = etcd::EtcdProvider::open(&options, "default").unwrap();
+    let cancelled = CancelToken::new();
+    cancelled.cancel();
+    let names = ["a", "b"].map(|name| LockName::new(name).unwrap());
+    let requests = names.each_ref().map(|name| {
+        AcquireRequest::attempt(name, Duration::from_secs(10), &SystemClock)
+            .cancelled_by(Some(&cancelled).filter(|_| name.as_str() == "a"))
+    });
+    let mut batch = requests.each_ref().map(|request| {
+        Operation::Acquire(AttemptRequest {
+            request,
+            deadline: SystemClock.now() + WAIT_LIMIT,
+            answer: None,
+        })
+    });
+    provider.batch(&mut batch);
+    let [_, Operation::Acquire(other)] = batch else {
+        panic!("they are attempts");
+    };
+    assert!(
+        matches!(other.answer, Some(Ok(Some(_)))),
+        "{:?}",
+        other.answer
+    );
 }

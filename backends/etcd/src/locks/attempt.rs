@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant, Mode};
+use lockkeeper_core::{AcquireRequest, CancelToken, Error, ErrorKind, Grant, HostInstant, Mode};
 use lockkeeper_remote::Failure;
 
 use super::lease::EtcdLease;
@@ -141,10 +141,14 @@ impl<'a> Attempt<'a> {
     }
 
     /// Returns what a grant is made of, with a lease that was kept alive lately.
-    pub(super) fn bind(&self, until: HostInstant) -> Result<Bound, Failure> {
+    pub(super) fn bind(
+        &self,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Bound, Failure> {
         let ttl = self.request.ttl();
         Ok(Bound {
-            lease: self.lease(ttl, FRESH.min(ttl / 16), until)?,
+            lease: self.lease(ttl, FRESH.min(ttl / 16), until, cancel)?,
             base: self.store.epochs.base(),
             largest_epoch: self.store.epochs.largest(),
         })
@@ -154,14 +158,20 @@ impl<'a> Attempt<'a> {
     /// long.
     pub(super) fn waiting_lease(&self, until: HostInstant) -> Result<Lease, Failure> {
         let least = self.store.leases.min_ttl();
-        self.lease(least, least / 4, until)
+        self.lease(least, least / 4, until, self.request.cancel())
     }
 
     /// Returns the lease for `ttl`, kept alive not longer ago than `age`.
-    fn lease(&self, ttl: Duration, age: Duration, until: HostInstant) -> Result<Lease, Failure> {
+    fn lease(
+        &self,
+        ttl: Duration,
+        age: Duration,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Lease, Failure> {
         let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
         let kept = self.request.now().as_nanos().saturating_sub(age);
-        let (kept, cancel) = (HostInstant::from_nanos(kept), self.request.cancel());
+        let kept = HostInstant::from_nanos(kept);
         self.store.leases.current(ttl, kept, until, cancel)
     }
 

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use lockkeeper_core::{
-    Error, ErrorKind, Grant, HostInstant, Operation, Released, RenewRequest, Renewal,
+    CancelToken, Error, ErrorKind, Grant, HostInstant, Operation, Released, RenewRequest, Renewal,
 };
-use lockkeeper_remote::Failure;
+use lockkeeper_remote::{Failure, senseless};
 
 use super::attempt::{Answer, Attempt, Bound};
 use super::lease::EtcdLease;
@@ -43,7 +43,7 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
     // renewal is also repeated if its reply is missing, or if an earlier renewal moved the key. That does no
     // harm.
     for is_last in [false, true] {
-        let (asked, txns) = prepare(store, operations, until);
+        let (asked, txns) = prepare(store, operations, until, cancel);
         if txns.is_empty() {
             return;
         }
@@ -88,6 +88,7 @@ fn prepare<'o, 's, 'a: 's>(
     store: &'s Store,
     operations: &'o mut [Operation<'a, EtcdLease>],
     until: HostInstant,
+    cancel: Option<&CancelToken>,
 ) -> (Vec<Asked<'o, 'a, 's>>, Vec<Txn>) {
     // One keep-alive serves all renewals with the same ttl.
     let asked_at = store.client.clock.now();
@@ -108,7 +109,7 @@ fn prepare<'o, 's, 'a: 's>(
                     // One transaction must not write it twice.
                     attempt.key = attempt.keys.of(it.request);
                 }
-                let bound = attempt.bind(until);
+                let bound = attempt.bind(until, cancel);
                 bound.map(|bound| {
                     let txn = attempt.first(&bound);
                     (Part::Attempt(attempt, bound), txn)
@@ -174,7 +175,7 @@ fn answer(
             it.answer = Some(answer.map_err(Failure::into_error));
         }
         (Operation::Renew(it), Part::Renewal(lease, asked_at)) => {
-            it.answer = renewed(store, it, lease, asked_at, reply).map(Ok);
+            it.answer = renewed(store, it, lease, asked_at, reply);
         }
         (Operation::Release(it), Part::Release) => {
             store.expiry.remove(&it.lease.key, it.lease.seen.created);
@@ -214,21 +215,23 @@ fn renewed(
     lease: Lease,
     asked_at: HostInstant,
     reply: TxnReply,
-) -> Option<Renewal> {
+) -> Option<Result<Renewal, Error>> {
     let held = &mut *renewal.lease;
+    let is_moved = held.lease != lease.id && reply.succeeded;
     let revision = reply.revision;
     match reply.found().map(|found| found.all.into_iter().next()) {
-        None => {
+        None if is_moved => {
             held.seen.modified = revision;
             held.lease = lease.id;
         }
+        None => return Some(Err(senseless())),
         Some(Some(found)) if found.seen.created == held.seen.created => {
             held.seen = found.seen;
             held.lease = found.lease;
         }
         Some(_) => {
             store.expiry.remove(&held.key, held.seen.created);
-            return Some(Renewal::Lost);
+            return Some(Ok(Renewal::Lost));
         }
     }
     if held.lease != lease.id {
@@ -236,5 +239,5 @@ fn renewed(
     }
     let (created, ends) = (held.seen.created, asked_at + renewal.ttl);
     store.expiry.enter(&held.key, created, lease.id, ends);
-    Some(Renewal::Renewed)
+    Some(Ok(Renewal::Renewed))
 }

@@ -38,7 +38,7 @@ impl Attempt<'_> {
             Stage::Enter => return self.enter(until).map(Err),
             Stage::Free | Stage::OnTurn(_) | Stage::Take(_) => {}
         }
-        let bound = self.bind(until)?;
+        let bound = self.bind(until, cancel)?;
         let (txn, own, slot) = match stage {
             Stage::OnTurn(seen) => (self.on_turn(seen, &bound), Some(seen), 0),
             Stage::Take(it) => (self.take_permit(it, &bound), it.own, it.slot),

@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lockkeeper_core::{CancelToken, HostInstant};
-use lockkeeper_remote::Failure;
+use lockkeeper_remote::{Failure, senseless};
 
 use crate::connection::client::Client;
 use crate::wire::txn::{Txn, TxnReply};
@@ -71,6 +71,11 @@ impl Together {
             }
             self.unjoined.store(PAUSE, set);
         }
-        Ok(client.txn(Txn::of(all), until, cancel)?.nested())
+        let count = all.len();
+        let replies = client.txn(Txn::of(all), until, cancel)?.nested();
+        match replies.len() == count {
+            true => Ok(replies),
+            false => Err(Failure::Refused(senseless())),
+        }
     }
 }

@@ -26,6 +26,12 @@ pub(crate) fn raise(store: &dyn LockProvider, ahead: Duration) -> Result<u64, Er
     Ok(last)
 }
 
+/// Makes an attempt to acquire the name.
+pub(crate) fn attempt(quorum: &dyn LockProvider) -> Result<Option<Grant<ErasedLease>>, Error> {
+    let (name, clock) = (name(), SystemClock);
+    quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock))
+}
+
 /// A clock that stands still until a test moves it.
 #[derive(Debug)]
 pub(crate) struct StoppedClock(AtomicU64);
@@ -119,9 +125,7 @@ impl Stores {
     }
 
     pub(crate) fn attempt(&self) -> Result<Option<Grant<ErasedLease>>, Error> {
-        let (name, clock) = (name(), SystemClock);
-        let quorum: &dyn LockProvider = &self.quorum;
-        quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock))
+        attempt(&self.quorum)
     }
 
     pub(crate) fn wait(&self) -> Grant<ErasedLease> {

@@ -10,7 +10,7 @@ use lockkeeper_core::{
     Operation, RenewRequest, Renewal, SystemClock, epoch_at,
 };
 
-use crate::stores::{StoppedClock, Stores, raise};
+use crate::stores::{StoppedClock, Stores, attempt, raise};
 use crate::watched::{Watched, open, watched, watched_for};
 use crate::{HOUR, TTL, WAIT, name, soon};
 
@@ -21,8 +21,7 @@ fn free_name_is_asked_of_all_members_at_the_same_time() {
         // No member grants anything before all three have been asked.
         all.wait();
     });
-    let (name, clock) = (name(), SystemClock);
-    let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+    let granted = attempt(&*quorum);
     assert!(granted.expect("a majority answers").is_some());
 }
 
@@ -68,7 +67,7 @@ fn wait_at_a_member_ends_with_that_of_the_caller() {
     let stores = Stores::new();
     let quorum = watched(&stores, |_| {});
     let (name, clock) = (name(), SystemClock);
-    let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+    let granted = attempt(&*quorum);
     assert!(granted.expect("a majority answers").is_some());
     let waited = until_answered(&clock, |now| {
         let request = AcquireRequest::attempt(&name, TTL, &clock);
@@ -87,11 +86,9 @@ fn member_is_asked_again_after_its_store_panicked() {
         });
         assert!(left.is_err(), "the store panics");
     });
-    let (name, clock) = (name(), SystemClock);
-    let request = || AcquireRequest::attempt(&name, TTL, &clock);
-    let failed = quorum.acquire(&request()).expect_err("no member answers");
+    let failed = attempt(&*quorum).expect_err("no member answers");
     assert_eq!(failed.kind(), ErrorKind::Unavailable);
-    let granted = quorum.acquire(&request());
+    let granted = attempt(&*quorum);
     assert!(granted.expect("a majority answers").is_some());
 }
 
@@ -231,17 +228,16 @@ fn renewals_are_asked_for_together() {
         })
         .collect();
     assert!(quorum.capabilities().renewals() >= LEASES);
-    let mut batch: Vec<_> = leases
+    let renew = |lease| RenewRequest {
+        lease,
+        ttl: TTL,
+        deadline: soon(),
+        answer: None,
+    };
+    let batch = leases
         .iter_mut()
-        .map(|lease| {
-            Operation::Renew(RenewRequest {
-                lease,
-                ttl: TTL,
-                deadline: soon(),
-                answer: None,
-            })
-        })
-        .collect();
+        .map(|lease| Operation::Renew(renew(lease)));
+    let mut batch: Vec<_> = batch.collect();
     quorum.batch(&mut batch);
     for operation in batch {
         let Operation::Renew(it) = operation else {
