@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lockkeeper_core::Error;
 #[cfg(unix)]
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 use crate::exchange::{Exchange, Wire};
@@ -152,6 +152,45 @@ pub struct Stream {
     exchange: Exchange,
 }
 
+fn write_whole(mut stream: impl Write, message: &[u8]) -> io::Result<()> {
+    stream.write_all(message)?;
+    stream.flush()
+}
+
+/// A socket that takes what it can at once.
+struct AtOnce<'a> {
+    socket: &'a TcpStream,
+    written: usize,
+}
+
+impl Read for AtOnce<'_> {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+}
+
+impl Write for AtOnce<'_> {
+    #[cfg(unix)]
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // A closed connection is an error, and no signal.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let count = send(self.socket, bytes, flags)?;
+        self.written += count;
+        Ok(count)
+    }
+
+    // No single call can be kept from blocking here.
+    #[cfg(not(unix))]
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        let _ = (self.socket, self.written);
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// The encryption over the socket.
 enum Top {
     Plain,
@@ -180,6 +219,35 @@ impl Stream {
     /// message whose rest may come late.
     pub fn extend(&mut self, limit: Duration) {
         self.exchange.extend(Some(limit));
+    }
+
+    /// Writes all of a message without waiting for the peer to take it, and returns whether it did. What the application
+    /// encrypts is never written so.
+    ///
+    /// # Errors
+    /// Those of the socket, which may have taken a part of the message: the connection must be closed.
+    pub fn write_at_once(&mut self, message: &[u8]) -> io::Result<bool> {
+        let mut socket = AtOnce {
+            socket: &self.socket,
+            written: 0,
+        };
+        let written = match &mut self.top {
+            Top::Plain => write_whole(&mut socket, message),
+            Top::Tls(tls) if !tls.is_handshaking() => write_whole(tls.over(&mut socket), message),
+            Top::Tls(_) | Top::Layer(_) => return Ok(false),
+        };
+        match written {
+            Ok(()) => Ok(true),
+            // Encrypted, a message that was begun cannot be taken back.
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock
+                    && socket.written == 0
+                    && matches!(self.top, Top::Plain) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns the stream below the encryption, for a protocol that negotiates TLS before it starts TLS.
@@ -305,6 +373,26 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn message_is_written_at_once_or_not_at_all() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Server::new("test", &Endpoint::tcp("127.0.0.1", address.port()));
+        let options = RemoteOptions::new(Endpoint::tcp("127.0.0.1", address.port()));
+        let dialer = Dialer::new(&options).unwrap();
+        let mut stream = dialer.dial(&server, Duration::from_secs(60)).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        assert!(stream.write_at_once(b"free").unwrap());
+        let mut message = [0; 4];
+        peer.read_exact(&mut message).unwrap();
+        assert_eq!(&message, b"free");
+        // The peer reads no more, so the buffers are full at some time.
+        while send(stream.socket(), &[0; 1 << 16], SendFlags::DONTWAIT).is_ok() {}
+        while send(stream.socket(), &[0], SendFlags::DONTWAIT).is_ok() {}
+        assert!(!stream.write_at_once(b"full").unwrap());
+    }
 
     #[test]
     fn timeout_is_rounded_up_to_milliseconds_and_set_only_when_it_changes_noticeably() {
