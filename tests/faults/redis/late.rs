@@ -16,8 +16,6 @@ pub(super) const CASES: &[Case] = cases![
     request_later_than_release,
     server_clock_set,
     server_clock_set_back,
-    epochs_beside_an_earlier_version,
-    lock_of_an_earlier_version,
     names_used_once_leave_one_key,
 ];
 
@@ -126,50 +124,6 @@ fn shown_epoch(keeper: &LockKeeper, guard: &LockGuard) -> Option<u64> {
     let soon = SystemClock.now() + WAIT_LIMIT;
     let held = admin.held(Some(guard.name()), soon).unwrap();
     held.first().unwrap().epoch
-}
-
-/// Earlier versions had an epoch key for each name, and counted 2^21 ticks a second of the same clock.
-fn epochs_beside_an_earlier_version(kind: RedisKind) {
-    let server = start(kind);
-    let keeper = open(&server.url(), "");
-    let mint = "local time = redis.call('TIME')
-return string.format('%.0f', time[1] * 2097152 + math.floor(time[2] * 2.097152))";
-    let mut last = 0;
-    for _ in 0..100 {
-        let earlier = server.command(&["EVAL", mint, "0"]).unwrap();
-        let earlier = earlier.text().unwrap().parse::<u64>().unwrap() * 8;
-        let epoch = epoch_of(&keeper.lock("a").unwrap());
-        assert!(
-            last < earlier && earlier < epoch,
-            "{last} {earlier} {epoch}"
-        );
-        last = epoch;
-    }
-    drop(keeper);
-    server.assert_clean();
-}
-
-/// The key of an earlier version's lock holds the owner alone.
-fn lock_of_an_earlier_version(kind: RedisKind) {
-    let server = start(kind);
-    let keeper = open(&server.url(), "");
-    let key = "lockkeeper:{default:a}";
-    let owner = "0123456789abcdef-7 host=web-1 pid=42 thread=main since=1800000000000";
-    server.command(&["SET", key, owner, "PX", "60000"]).unwrap();
-    assert!(keeper.try_lock("a").unwrap().is_none());
-    let admin = keeper.admin().unwrap();
-    let soon = SystemClock.now() + WAIT_LIMIT;
-    let held = admin.held(None, soon).unwrap();
-    let held = held.first().unwrap();
-    assert_eq!((held.epoch, held.holder.pid), (None, Some(42)));
-    assert_eq!(
-        server.command(&["GET", key]).unwrap().text().as_deref(),
-        Some(owner)
-    );
-    assert!(admin.force_release(held, soon).unwrap());
-    drop(keeper.try_lock("a").unwrap().expect("it is free"));
-    drop(keeper);
-    server.assert_clean();
 }
 
 fn names_used_once_leave_one_key(kind: RedisKind) {

@@ -56,7 +56,7 @@ pub(crate) fn lease(minted: i64, slot: u32, owner: &str) -> String {
     }
 }
 
-/// Reads the mode and the slot of a lease. An earlier version knew exclusive ones alone.
+/// Reads the mode and the slot of a lease.
 pub(crate) fn mode(lease: &str) -> (Mode, Option<u32>) {
     let permit = || {
         let (slot, limit) = lease.split(' ').nth(1)?.split_once('/')?;
@@ -73,7 +73,7 @@ pub(crate) fn mode(lease: &str) -> (Mode, Option<u32>) {
     }
 }
 
-/// Reads the time of the epoch of a lease; `None` if an earlier version or another program wrote it.
+/// Reads the time of the epoch of a lease; `None` if another program wrote it.
 pub(crate) fn minted(lease: &str) -> Option<i64> {
     let (time, _) = lease.split_once(' ')?;
     let (seconds, micros) = time.split_once('.')?;
@@ -88,17 +88,13 @@ pub(crate) fn holder(lease: &str) -> Holder {
     let read = || {
         let (_, rest) = lease.split_once(" host=")?;
         let (host, rest) = rest.split_once(" pid=")?;
-        let (pid, rest) = rest.split_once(' ')?;
-        // Earlier versions wrote the thread's name before it, which may contain any text.
-        let (rest, since) = rest.rsplit_once("since=")?;
-        let thread = rest.trim_end().strip_prefix("thread=");
+        let (pid, since) = rest.split_once(" since=")?;
         let since = since.parse().ok().map(Duration::from_millis);
         Some(Holder {
             host: Some(host.to_owned()),
             pid: pid.parse().ok(),
-            thread: thread.map(str::to_owned),
             since: since.and_then(|since| UNIX_EPOCH.checked_add(since)),
-            session: None,
+            ..Holder::default()
         })
     };
     read().unwrap_or_default()
@@ -110,12 +106,8 @@ mod tests {
 
     #[test]
     fn holder_is_read_as_it_was_written() {
-        let seen = holder("00ff-7 host=web-1 pid=42 thread=a pid=1 since=2 since=1500");
-        assert_eq!(seen.host.as_deref(), Some("web-1"));
-        assert_eq!(seen.pid, Some(42));
-        assert_eq!(seen.thread.as_deref(), Some("a pid=1 since=2"));
-        assert_eq!(seen.since, Some(UNIX_EPOCH + Duration::from_millis(1500)));
         let seen = holder("00ff-7 host=web-1 pid=42 since=1500");
+        assert_eq!(seen.host.as_deref(), Some("web-1"));
         assert_eq!((seen.pid, seen.thread), (Some(42), None));
         assert_eq!(seen.since, Some(UNIX_EPOCH + Duration::from_millis(1500)));
         assert_eq!(holder("the key of another program"), Holder::default());
@@ -123,7 +115,7 @@ mod tests {
 
     #[test]
     fn epoch_mode_and_slot_are_read_as_they_were_written() {
-        let owner = "00ff-7 host=web-1 pid=42 thread=1.2 / since=1500";
+        let owner = "00ff-7 host=web-1 pid=42 since=1500";
         let permit = Mode::Permit { limit: 65_535 };
         for time in [1, 1_000_000, 1_800_000_000_000_005, 1_800_000_000_999_999] {
             for (of, slot) in [
