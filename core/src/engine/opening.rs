@@ -107,6 +107,18 @@ mod tests {
     }
 
     #[test]
+    fn error_at_the_end_says_for_how_long_the_store_was_gone() {
+        let clock = ManualClock::new();
+        let fail = || {
+            clock.advance(WAIT / 4);
+            Err::<(), _>(Error::new(ErrorKind::Unavailable, "gone"))
+        };
+        let opened = open_through_outage(&clock, clock.now() + WAIT, None, |_| {}, fail);
+        let error = opened.unwrap_err();
+        assert!(error.message().contains("for the last 10.0s"), "{error}");
+    }
+
+    #[test]
     fn cancel_ends_the_opening_before_and_after_an_attempt() {
         let cancel = CancelToken::new();
         let clock = ManualClock::new();

@@ -202,6 +202,30 @@ mod tests {
         assert!(health.is_down());
     }
 
+    /// Else they would notice it within a second, when they check the clock.
+    #[test]
+    fn next_acquisition_is_woken_and_so_are_all_at_the_end_of_the_outage() {
+        let (health, clock) = (Health::new(), ManualClock::new());
+        begin_outage(&health, clock.now());
+        let asks = first(&health, &clock);
+        let parkers = [Parker::new(), Parker::new()];
+        for parker in &parkers {
+            let unparker = parker.unparker().clone();
+            lock(&health.state).turns.enter(unparker);
+        }
+        let is_woken = |parker: &Parker| {
+            let began = Instant::now();
+            parker.park_timeout(LIMIT);
+            began.elapsed() < LIMIT
+        };
+        let [next, last] = &parkers;
+        drop(asks);
+        assert!(is_woken(next));
+        assert!(health.recover(clock.now(), || {}));
+        assert!(is_woken(next) && is_woken(last));
+        assert!(lock(&health.state).turns.waiting.is_empty());
+    }
+
     #[test]
     fn acquisition_that_has_asked_goes_behind_those_that_wait() {
         let (health, clock, asked) = (Health::new(), ManualClock::new(), Mutex::default());
