@@ -13,7 +13,7 @@ use lockkeeper_testkit::{
 };
 
 use super::Case;
-use super::fail_over::through_fail_over;
+use super::fail_over::{outlives_its_primary, through_fail_over};
 use super::store::{listening, open, start_waiter, waiting_at};
 use crate::common::{HANG, WAIT_LIMIT, Witness};
 
@@ -120,34 +120,21 @@ fn wait_for_waiters(cluster: &RedisCluster, at: usize, count: usize) {
     });
 }
 
-/// A lease outlives its primary, a waiter goes on at the next one, and a call that meets the outage waits for its end.
 fn fail_over(kind: RedisKind, break_primary: fn(&RedisCluster, usize)) {
     let (cluster, owner) = start(kind);
-    let keys = "ttl=10m";
-    let keeper = open(&cluster.url(), keys);
-    let held = keeper.lock("a").unwrap();
-    let witness = Witness::new(true);
-    witness.enter(&held);
-    let waiting = start_waiter(&cluster.url(), keys, WAIT_LIMIT, &witness);
-    wait_for_waiters(&cluster, owner, 1);
-    wait_for_waiters(&cluster, owner + RedisCluster::PRIMARIES, 1);
-    let passer_by = open(&cluster.url(), keys);
-    break_primary(&cluster, owner);
-    let other = passer_by.try_lock_for(IN_SLOT_OF_A, WAIT_LIMIT).unwrap();
-    drop(other.expect("the next primary grants it"));
-    drop(passer_by);
-    let next = cluster.wait_for_fail_over(KEY_OF_A, owner).unwrap();
-    until("the lease is renewed there", || held.renew().is_ok());
-    assert!(held.is_held());
-    wait_for_waiters(&cluster, next, 1);
-    until("the holder and the waiter listen there", || {
-        listening(cluster.server(next)) == 2
+    let replica = owner + RedisCluster::PRIMARIES;
+    let replicated = || {
+        wait_for_waiters(&cluster, owner, 1);
+        wait_for_waiters(&cluster, replica, 1);
+    };
+    outlives_its_primary(&cluster.url(), IN_SLOT_OF_A, replicated, |call| {
+        break_primary(&cluster, owner);
+        call();
+        let next = cluster.wait_for_fail_over(KEY_OF_A, owner).unwrap();
+        // The waiter goes on waiting there.
+        wait_for_waiters(&cluster, next, 1);
+        cluster.server(next)
     });
-    let token = held.token().get();
-    assert_eq!(held.release().unwrap(), Released::Done);
-    assert!(waiting.answer().expect("the next primary grants it") > token);
-    drop(keeper);
-    until("no key is left", || keys_at(&cluster, next).is_empty());
 }
 
 /// The replica has not heard of the grant when it takes over: the holder learns of its loss, and the next token is larger.

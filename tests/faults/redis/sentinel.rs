@@ -7,9 +7,9 @@ use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
 use lockkeeper_testkit::{Fault, RedisKind, SentinelSet, until};
 
 use super::Case;
-use super::fail_over::through_fail_over;
-use super::store::{keys_left, listening, open, start_waiter};
-use crate::common::{HANG, Keepers as _, WAIT_LIMIT, Witness, fake_server, refused};
+use super::fail_over::{outlives_its_primary, through_fail_over};
+use super::store::{keys_left, listening, open};
+use crate::common::{HANG, Keepers as _, WAIT_LIMIT, fake_server, refused};
 
 pub(super) const CASES: &[Case] = &[
     ("sentinel_primary_killed", |kind| {
@@ -59,29 +59,14 @@ fn wait_until_replicated(set: &SentinelSet, waiting: usize) {
     });
 }
 
-/// A lease and a waiter outlive the primary, and a call that meets the outage waits for its end.
 fn fail_over(kind: RedisKind, break_primary: fn(&SentinelSet)) {
     let set = start(kind);
-    let keeper = open(&set.url(), LONG_TTL);
-    let held = keeper.lock("a").unwrap();
-    let witness = Witness::new(true);
-    witness.enter(&held);
-    let waiting = start_waiter(&set.url(), LONG_TTL, WAIT_LIMIT, &witness);
-    wait_until_replicated(&set, 1);
-    break_primary(&set);
-    let other = keeper.try_lock_for("b", WAIT_LIMIT).unwrap();
-    drop(other.expect("the next primary grants it"));
-    let next = set.wait_for_fail_over(0).unwrap();
-    until("the holder and the waiter listen there", || {
-        listening(set.server(next)) == 2
+    let replicated = || wait_until_replicated(&set, 1);
+    outlives_its_primary(&set.url(), "b", replicated, |call| {
+        break_primary(&set);
+        call();
+        set.server(set.wait_for_fail_over(0).unwrap())
     });
-    held.renew().unwrap();
-    assert!(held.is_held());
-    let token = held.token().get();
-    assert_eq!(held.release().unwrap(), Released::Done);
-    assert!(waiting.answer().expect("the next primary grants it") > token);
-    drop(keeper);
-    until("no key is left", || keys_left(set.server(next)).is_empty());
 }
 
 /// Empties the replicas, as if they had not received any lock before the fail-over.
