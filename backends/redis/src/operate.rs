@@ -9,12 +9,10 @@ mod sentinels;
 use std::time::Duration;
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, HostInstant, LockName};
-use lockkeeper_remote::Failure;
 use redis::{Cmd, FromRedisValue, cmd};
 
 use self::cluster::{merged, slots};
 use self::examine::examine;
-use crate::connection::Connection;
 use crate::locks::Locks;
 use crate::topology::Topology;
 use crate::topology::node::Node;
@@ -80,29 +78,23 @@ impl Admin for Locks {
     }
 }
 
-/// Runs a command that locks do not need.
+/// Runs a command that no lock needs.
 fn run<T: FromRedisValue>(node: &Node, command: &Cmd, deadline: HostInstant) -> Result<T, Error> {
-    ask(node, deadline, |connection, limit| {
+    let ran = node.with_connection(deadline, |connection, limit| {
         connection.run(command, limit).and_then(parse)
-    })
+    });
+    ran.map_err(|failure| advised(failure.into_error()))
 }
 
-/// Makes a request that locks do not need, for which the user may lack the permission.
-fn ask<T>(
-    node: &Node,
-    deadline: HostInstant,
-    work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
-) -> Result<T, Error> {
-    node.with_connection(deadline, work).map_err(|failure| {
-        let error = failure.into_error();
-        if error.kind() != ErrorKind::PermissionDenied {
-            return error;
-        }
-        Error::new(
-            ErrorKind::PermissionDenied,
-            "this user may not ask for that; to list and examine locks it needs +scan +zcount +info +time \
-             beside what locking needs",
-        )
-        .with_source(error)
-    })
+/// Adds to a refusal which permissions operators need beside those of lockers.
+fn advised(error: Error) -> Error {
+    if error.kind() != ErrorKind::PermissionDenied {
+        return error;
+    }
+    Error::new(
+        ErrorKind::PermissionDenied,
+        "this user may not ask for that; to list and examine locks it needs +scan +zcount +info +time \
+         beside what locking needs",
+    )
+    .with_source(error)
 }

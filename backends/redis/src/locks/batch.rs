@@ -6,10 +6,11 @@ use lockkeeper_core::{AcquireRequest, Error, HostInstant, Operation, Released, R
 use lockkeeper_remote::{Failure, senseless};
 
 use super::Locks;
-use super::call::{Answer, Call, State};
+use super::call::{Answer, Call, Inspected, State};
 use super::exchange::Way;
 use crate::topology::Topology;
 use crate::topology::node::Node;
+use crate::wire::keys::NamedKey;
 use crate::wire::lease::{RedisLease, owner};
 
 /// The largest number of nodes to which a request is redirected. It ends the loop of two nodes that redirect to
@@ -89,6 +90,25 @@ impl Locks {
             Answer::Held(was_held) => Ok(was_held),
             _ => Err(senseless()),
         }
+    }
+
+    /// Returns the leases of each key, wherever it is.
+    pub(crate) fn inspect(
+        &self,
+        keys: &[NamedKey],
+        deadline: HostInstant,
+    ) -> Vec<Result<Inspected, Error>> {
+        let calls = keys
+            .iter()
+            .map(|key| Call::inspect(self.keys.of(key), deadline));
+        let mut calls: Vec<_> = calls.collect();
+        self.run(&mut calls);
+        let answers = calls.iter_mut().map(|call| match call.answer() {
+            Ok(Answer::Inspected(inspected)) => Ok(inspected),
+            Ok(_) => Err(senseless()),
+            Err(failure) => Err(failure.into_error()),
+        });
+        answers.collect()
     }
 
     /// Returns the end of a release that begins now: a server that is gone is not waited for as long as the lease would

@@ -13,7 +13,7 @@ use crate::wire::keys::Keys;
 use crate::wire::lease::{self, RedisLease, millis, owner};
 use crate::wire::reply::Reply;
 use crate::wire::script::Script;
-use crate::wire::scripts::{ACQUIRE, LEAVE, PROPOSE, RELEASE, RENEW};
+use crate::wire::scripts::{ACQUIRE, INSPECT, LEAVE, PROPOSE, RELEASE, RENEW};
 use crate::wire::server_clock::{epoch, last_epoch, micros};
 
 /// A request about one name.
@@ -36,6 +36,7 @@ enum Verb<'a> {
     Renew { ttl: String },
     Release,
     Leave,
+    Inspect,
 }
 
 struct Attempt<'a> {
@@ -62,6 +63,9 @@ pub(super) enum State {
     Done(Result<Answer, Failure>),
 }
 
+/// The number of waiters of a name, and its leases, each with the milliseconds until it ends.
+pub(crate) type Inspected = (u64, Vec<(Vec<u8>, i64)>);
+
 pub(super) enum Answer {
     Granted(Grant<RedisLease>),
     Busy {
@@ -72,6 +76,8 @@ pub(super) enum Answer {
     },
     /// Whether the lease was live.
     Held(bool),
+    /// The leases of a name.
+    Inspected(Inspected),
 }
 
 impl<'a> Call<'a> {
@@ -114,6 +120,11 @@ impl<'a> Call<'a> {
     /// Removes a waiter from the queue of a name.
     pub(super) fn leave(key: &'a str, waiter: &'a str, deadline: HostInstant) -> Self {
         Self::new(key.into(), waiter.into(), Verb::Leave, deadline)
+    }
+
+    /// Asks for the leases of a name.
+    pub(super) fn inspect(key: String, deadline: HostInstant) -> Self {
+        Self::new(key.into(), "".into(), Verb::Inspect, deadline)
     }
 
     fn new(key: Cow<'a, str>, text: Cow<'a, str>, verb: Verb<'a>, deadline: HostInstant) -> Self {
@@ -182,6 +193,7 @@ impl<'a> Call<'a> {
             Verb::Renew { .. } => &RENEW,
             Verb::Release => &RELEASE,
             Verb::Leave => &LEAVE,
+            Verb::Inspect => &INSPECT,
         }
     }
 
@@ -204,6 +216,7 @@ impl<'a> Call<'a> {
             Verb::Attempt(attempt) => attempt,
             Verb::Renew { ttl } => return command(script, &[key], &[text, ttl]),
             Verb::Release | Verb::Leave => return command(script, &[key], &[text]),
+            Verb::Inspect => return command(script, &[key], &[]),
         };
         // The network may delay the request until the caller has stopped waiting.
         let latest = node.server_clock.at((now + limit).min(self.deadline));
@@ -254,6 +267,7 @@ impl<'a> Call<'a> {
                 Answer::Held(now > 0)
             }),
             Verb::Release | Verb::Leave => held(reply).map(|found| Answer::Held(found > 0)),
+            Verb::Inspect => accepted(reply).and_then(parse).map(Answer::Inspected),
         };
         match answer {
             Ok(answer) if node.options.replicas > 0 && self.is_write(&answer) => {
@@ -269,7 +283,7 @@ impl<'a> Call<'a> {
         match answer {
             Answer::Granted(_) => true,
             Answer::Held(is_held) => *is_held && self.is_renewal(),
-            Answer::Busy { .. } => false,
+            Answer::Busy { .. } | Answer::Inspected(_) => false,
         }
     }
 

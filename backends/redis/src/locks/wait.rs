@@ -110,7 +110,9 @@ impl Locks {
                     return Ok(Some(grant));
                 }
                 Ok(Answer::Busy { ends, before }) => (ends, before),
-                Ok(Answer::Held(_)) => return Err(Failure::Unanswered(senseless())),
+                Ok(Answer::Held(_) | Answer::Inspected(_)) => {
+                    return Err(Failure::Unanswered(senseless()));
+                }
                 Err(failure) => {
                     // If the server does not reply, no request to remove the waiter is sent. The
                     // waiter expires by itself.

@@ -6,61 +6,70 @@ use std::time::Duration;
 use lockkeeper_core::{Error, ErrorKind, HeldName, HostInstant, LockName};
 use redis::cmd;
 
-use super::{ask, run};
+use super::{advised, run};
 use crate::locks::Locks;
 use crate::topology::node::Node;
-use crate::wire::failure::{accepted_by_primary, is_of_other_type, parse};
 use crate::wire::keys::NamedKey;
 use crate::wire::lease::{holder, minted, mode};
-use crate::wire::scripts::INSPECT;
 use crate::wire::server_clock::epoch;
 
 /// The number of keys that the server scans before it replies.
 const PAGE: u32 = 1_000;
 
-/// The reply of [`INSPECT`].
-type Reply = (u64, Vec<(Vec<u8>, i64)>);
-
 impl Locks {
-    /// Returns the holders of this name, of all names of a namespace, or of all names; each with its
-    /// namespace.
+    /// Returns who holds this name, or any name of a namespace, or of all; each with its namespace.
     pub(super) fn held_in(
         &self,
         namespace: Option<&str>,
         name: Option<&LockName>,
         deadline: HostInstant,
     ) -> Result<Vec<(String, HeldName)>, Error> {
-        let mut held = Vec::new();
-        for node in self.topology.nodes(deadline)? {
-            let keys: Vec<_> = match name {
-                Some(name) => [false, true]
-                    .map(|of_permits| NamedKey {
-                        namespace: self.keys.namespace().to_owned(),
-                        name: name.as_str().to_owned(),
-                        of_permits,
-                    })
-                    .into(),
-                None => self.keys_at(&node, namespace, deadline)?,
-            };
-            // At most 200 at a time: replies are read after all requests were sent.
-            for some in keys.chunks(200) {
-                held.extend(self.inspect(&node, some, name.is_some(), deadline)?);
+        // A sorted set, since a server may return a key twice, and two nodes a key of a slot that moves.
+        let mut keys = BTreeSet::new();
+        match name {
+            Some(name) => keys.extend([false, true].map(|of_permits| NamedKey {
+                namespace: self.keys.namespace().to_owned(),
+                name: name.as_str().to_owned(),
+                of_permits,
+            })),
+            None => {
+                for node in self.topology.nodes(deadline)? {
+                    self.add_keys_at(&node, namespace, &mut keys, deadline)?;
+                }
             }
         }
-        held.sort_by(|(of, one), (of_other, other)| (of, &one.name).cmp(&(of_other, &other.name)));
+        let keys: Vec<_> = keys.into_iter().collect();
+        let mut held = Vec::new();
+        // At most 200 at a time: replies are read after all requests were sent.
+        for some in keys.chunks(200) {
+            for (key, inspected) in some.iter().zip(self.inspect(some, deadline)) {
+                let (waiting, leases) = match inspected {
+                    Ok(inspected) => inspected,
+                    // It is no lock. Who asks by name has to know.
+                    Err(error) if name.is_none() && error.kind() == ErrorKind::Incompatible => {
+                        continue;
+                    }
+                    Err(error) => return Err(advised(error)),
+                };
+                let leases = leases.iter();
+                let leases = leases.map(|(lease, left)| read(&key.name, lease, *left, waiting));
+                let mut leases: Vec<_> = leases.collect();
+                leases.sort_by_key(|held| (held.slot, held.epoch));
+                held.extend(leases.into_iter().map(|it| (key.namespace.clone(), it)));
+            }
+        }
         Ok(held)
     }
 
     /// Returns the names that have a key at a node: those of `namespace`, or of all.
-    fn keys_at(
+    fn add_keys_at(
         &self,
         node: &Node,
         namespace: Option<&str>,
+        found: &mut BTreeSet<NamedKey>,
         deadline: HostInstant,
-    ) -> Result<Vec<NamedKey>, Error> {
+    ) -> Result<(), Error> {
         let pattern = self.keys.pattern(namespace);
-        // A sorted set, since the server may return a key twice.
-        let mut found = BTreeSet::new();
         let mut cursor = b"0".to_vec();
         loop {
             let mut scan = cmd("SCAN");
@@ -70,7 +79,7 @@ impl Locks {
             let named = keys.iter().filter_map(|key| self.keys.decode(key));
             found.extend(named.filter(|key| LockName::new(key.name.as_str()).is_ok()));
             if next == b"0" {
-                return Ok(found.into_iter().collect());
+                return Ok(());
             }
             cursor = next;
             if self.clock.now() > deadline {
@@ -80,48 +89,6 @@ impl Locks {
                 ));
             }
         }
-    }
-
-    /// Returns the leases of `keys`, in the same order. A key of another type is an error if the caller `asks_by_name`,
-    /// else it is left out: it is no lock.
-    fn inspect(
-        &self,
-        node: &Node,
-        keys: &[NamedKey],
-        asks_by_name: bool,
-        deadline: HostInstant,
-    ) -> Result<Vec<(String, HeldName)>, Error> {
-        // For the keys of a slot that it is taking over, a node replies only after `ASKING`.
-        let asking = node
-            .map
-            .is_some()
-            .then(|| cmd("ASKING").get_packed_command());
-        let per_key = 1 + usize::from(asking.is_some());
-        let mut commands = Vec::new();
-        for key in keys {
-            commands.extend(asking.iter().flatten());
-            commands.extend(INSPECT.by_code(&[&self.keys.of(key)], &[]));
-        }
-        let answers = ask(node, deadline, |connection, limit| {
-            let answers = connection.exchange(&commands, per_key * keys.len(), limit)?;
-            let answers = answers.into_iter().skip(per_key - 1).step_by(per_key);
-            let replies = answers.map(|answer| match node.refusal(&answer, false) {
-                // The name is at another node, if it is held at all.
-                Some(_) => Ok((0, Vec::new())),
-                None if !asks_by_name && is_of_other_type(&answer) => Ok((0, Vec::new())),
-                None => accepted_by_primary(answer).and_then(parse),
-            });
-            replies.collect::<Result<Vec<Reply>, _>>()
-        })?;
-        let held = keys.iter().zip(answers);
-        let held = held.flat_map(|(key, (waiting, leases))| {
-            let leases = leases.iter();
-            let leases = leases.map(|(lease, left)| read(&key.name, lease, *left, waiting));
-            let mut leases: Vec<_> = leases.collect();
-            leases.sort_by_key(|held| (held.slot, held.epoch));
-            leases.into_iter().map(|held| (key.namespace.clone(), held))
-        });
-        Ok(held.collect())
     }
 }
 

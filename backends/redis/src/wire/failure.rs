@@ -158,12 +158,6 @@ fn is_from_replica(error: &ServerError) -> bool {
         || details.starts_with("WAIT cannot be used with replica")
 }
 
-/// Returns whether a script found a key that is not of the type of a lock's key.
-pub(crate) fn is_of_other_type(answer: &Value) -> bool {
-    matches!(answer, Value::ServerError(error)
-        if find_code(error.code(), error.details().unwrap_or_default()) == "WRONGTYPE")
-}
-
 /// Returns a reply that does not come from a replica. The server was a primary at opening, and its
 /// address may soon lead to the new one.
 pub(crate) fn from_primary(answer: Value) -> Result<Value, Failure> {
