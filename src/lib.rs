@@ -354,9 +354,9 @@ pub mod backend {
     pub use lockkeeper_core::{
         AcquireRequest, AttemptRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant,
         Key, KeySpec, KeyValue, LeaseVerifier, LeaseVerifiers, LockProvider, MEMBER, Member,
-        OpenContext, OpenOptions, Operation, Owner, Proof, ProofValue, ReleaseRequest,
-        RenewRequest, Renewal, StoreInfo, StoreUrl, Takes, Tick, Timer, TransactionLockSql,
-        epoch_at, epochs_in, limit_mismatch,
+        OpenContext, OpenOptions, Operation, Owner, Proof, ProofValue, ReleaseDispatch,
+        ReleaseRequest, RenewRequest, Renewal, SentRelease, StoreInfo, StoreUrl, Takes, Tick,
+        Timer, TransactionLockSql, epoch_at, epochs_in, limit_mismatch,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

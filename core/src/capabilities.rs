@@ -143,7 +143,8 @@ impl Capabilities {
     }
 
     /// Sets how many operations one call of [`Backend::batch`](crate::Backend::batch) takes, at least
-    /// one. With one, the engine calls only `acquire`, `renew` and `release`.
+    /// one. With one, an acquisition calls [`Backend::acquire`](crate::Backend::acquire) at once, any number of threads
+    /// ask at the same time, and no request goes behind another one.
     #[must_use]
     pub const fn with_batch(mut self, operations: usize) -> Self {
         self.batch = if operations == 0 { 1 } else { operations };

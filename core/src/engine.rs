@@ -3,13 +3,11 @@
 
 mod acquire;
 mod background;
-mod background_release;
 mod backoff;
-mod batch;
 mod close;
 mod deadline;
-mod exchange;
-mod group;
+mod dropped;
+mod give_back;
 mod head;
 mod health;
 pub(crate) mod hold;
@@ -23,15 +21,14 @@ pub(crate) mod opening;
 mod parts;
 mod queue;
 mod release;
-mod release_all;
-mod release_lease;
 mod renewal;
 mod replies;
 mod report;
 mod retry;
+mod threads;
 pub(crate) mod timer;
+mod travel;
 mod waiter;
-mod workers;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -43,27 +40,23 @@ use crate::clock::Clock;
 use crate::contract::provider::{GRACE, LockProvider};
 use crate::engine::observer::Notifier;
 use crate::engine::timer::Timer;
-use crate::engine::workers::Workers;
 use crate::error::Error;
 use crate::name::LockName;
 use crate::options::Settings;
 
-use background::BackgroundUse;
-use background_release::BackgroundReleases;
+use background::{BackgroundUse, LastingUse};
 use close::Closing;
+use give_back::{PendingReturns, Return};
 use hold::Hold;
 use parts::Parts;
 use queue::Queue;
 use report::OutageReports;
+use threads::Threads;
 
 /// The longest time for which a release is repeated, and for which the end of a keeper waits for releases. It is twice
 /// the response time-out of the network stores, so one request without a reply leaves time for another. What bounds an
 /// acquisition is [`AcquireRequest::end`](crate::AcquireRequest::end).
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
-
-/// The longest that a drop waits for the store. If it also ends the keeper, that takes 20 ms at most
-/// where the store did not answer, so that a drop takes 100 ms.
-const DROP_LIMIT: Duration = GRACE;
 
 /// The longest that the end of a keeper waits for its background threads.
 const CLOSE_LIMIT: Duration = Duration::from_millis(100);
@@ -84,10 +77,10 @@ pub(crate) struct Engine {
     /// The thread that watches deadlines.
     timer: Timer,
     parts: Parts,
-    /// The threads that send batches, renew leases, and call observers and callbacks of losses.
-    workers: Arc<Workers<JobKind, Job>>,
+    /// The threads that send batches, give back and renew leases, and call observers and callbacks of losses.
+    threads: Arc<Threads<JobKind, Job>>,
     background: Arc<BackgroundUse>,
-    pub(crate) background_releases: BackgroundReleases,
+    pub(crate) returns: PendingReturns,
     /// The number of threads that wait in the queue with a deadline.
     waiting: AtomicUsize,
     is_started: AtomicBool,
@@ -105,9 +98,12 @@ const MOST_OF_KIND_OF_SEVERAL: usize = 2;
 enum Job {
     /// Sends the batches of a part, from this number on.
     Send {
+        used: LastingUse,
         part: usize,
         number: u64,
     },
+    /// Gives something back to the store until that has answered.
+    Return(LastingUse, Return),
     /// Renews a batch of leases of a part.
     Renew(usize, Vec<Arc<Hold>>),
     NotifyLost(Arc<Hold>),
@@ -118,6 +114,7 @@ enum Job {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum JobKind {
     Send(usize),
+    Return(usize),
     Renew(usize),
     Notify,
 }
@@ -149,9 +146,9 @@ impl Engine {
             notifier,
             queue,
             parts: Parts::new(capabilities.parts()),
-            workers: Workers::new("lockkeeper-work", most_of_kind),
+            threads: Threads::new("lockkeeper-work", most_of_kind),
             background: Arc::new(BackgroundUse::new()),
-            background_releases: BackgroundReleases::new(most_of_kind),
+            returns: PendingReturns::new(),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
             closing: Closing::new(),
@@ -191,7 +188,8 @@ impl AwaitReleases {
 
 impl Drop for AwaitReleases {
     fn drop(&mut self) {
-        self.0.background_releases.wait_until_done(ATTEMPT_LIMIT);
+        self.0.collect_owed();
+        self.0.returns.wait_until_done(ATTEMPT_LIMIT);
     }
 }
 
@@ -208,14 +206,27 @@ impl Deref for Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.background_releases.end();
+        self.collect_owed();
+        if !self
+            .parts
+            .iter()
+            .any(|part| part.is_silent(self.clock.now()))
+        {
+            self.returns.wait_until_done(GRACE);
+        }
+        self.returns.end();
         self.timer.stop();
-        self.workers.stop();
-        self.background
-            .end(match self.background_releases.pending() {
-                0 => CLOSE_LIMIT,
-                _ => LATE_CLOSE_LIMIT,
-            });
+        // What goes back to the store is finished also without a keeper.
+        let lasts = |kind: &JobKind| matches!(kind, JobKind::Send(_) | JobKind::Return(_));
+        for job in self.threads.stop(lasts) {
+            if let Job::Return(_, what) = job {
+                self.end_return(what);
+            }
+        }
+        self.background.end(match self.returns.count() {
+            0 => CLOSE_LIMIT,
+            _ => LATE_CLOSE_LIMIT,
+        });
         // Report this last: the releases above can still begin an outage. Each beginning that observers are told of
         // needs an end.
         self.end_outages();

@@ -48,9 +48,8 @@ use offset_admin::OffsetAdmin;
 /// ```
 ///
 /// A keeper's threads start with the first lock, and end with the last clone and guard. One thread watches
-/// deadlines. Another one calls the store, and up to eleven more join while store calls hang. While the store does
-/// not answer, up to four threads release the locks of dropped guards. If the store has several parts, these are up
-/// to two threads for each part, and twelve in all. Guards outlive their keeper. Dropping the last clone waits for
+/// deadlines. Another one calls the store, and up to fifteen more join while store calls hang. Guards outlive their
+/// keeper. Dropping the last clone waits for
 /// releases of dropped guards, for 2 s at most. Dropping the last clone or guard closes the store. It waits for a
 /// store call that is under way, for 100 ms at most.
 #[derive(Clone)]
@@ -329,7 +328,7 @@ impl LockKeeper {
 
     /// Returns the number of dropped guards whose release the store has not answered yet.
     pub fn pending_releases(&self) -> usize {
-        self.engine.background_releases.pending()
+        self.engine.returns.count()
     }
 
     /// Returns the number of this keeper's requests to the store so far, and its connections. `None` if the

@@ -31,7 +31,9 @@ pub use config::url::StoreUrl;
 pub use config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, MEMBER, Takes};
 pub use contract::admin::{Admin, Finding, HeldName, Holder, Severity};
 pub use contract::backend::Backend;
-pub use contract::batch::{AttemptRequest, Operation, ReleaseRequest, RenewRequest};
+pub use contract::batch::{
+    AttemptRequest, Operation, ReleaseDispatch, ReleaseRequest, RenewRequest, SentRelease,
+};
 pub use contract::provider::{
     AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, Renewal, StoreInfo, Usage,
 };

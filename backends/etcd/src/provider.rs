@@ -78,14 +78,6 @@ impl EtcdProvider {
         let store = Arc::new(store);
         Ok(Self { store })
     }
-
-    /// Carries out one operation.
-    fn single<'a>(&self, operation: Operation<'a, EtcdLease>) -> Operation<'a, EtcdLease> {
-        let mut operations = [operation];
-        batch(&self.store, &mut operations);
-        let [operation] = operations;
-        operation
-    }
 }
 
 impl StoreInfo for EtcdProvider {
@@ -136,8 +128,10 @@ impl Backend for EtcdProvider {
             deadline,
             answer,
         };
-        match self.single(Operation::Acquire(attempt)) {
-            Operation::Acquire(it) => it.answer.unwrap_or_else(|| Err(senseless())),
+        let mut one = [Operation::Acquire(attempt)];
+        batch(&self.store, &mut one);
+        match one {
+            [Operation::Acquire(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
             _ => Err(senseless()),
         }
     }
@@ -154,30 +148,11 @@ impl Backend for EtcdProvider {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        let answer = None;
-        let renew = RenewRequest {
-            lease,
-            ttl,
-            deadline,
-            answer,
-        };
-        match self.single(Operation::Renew(renew)) {
-            Operation::Renew(it) => it.answer.unwrap_or_else(|| Err(senseless())),
-            _ => Err(senseless()),
-        }
+        RenewRequest::new(lease, ttl, deadline).alone(|one| batch(&self.store, one))
     }
 
     fn release(&self, lease: &mut EtcdLease, deadline: HostInstant) -> Result<Released, Error> {
-        let answer = None;
-        let release = ReleaseRequest {
-            lease,
-            deadline,
-            answer,
-        };
-        match self.single(Operation::Release(release)) {
-            Operation::Release(it) => it.answer.unwrap_or_else(|| Err(senseless())),
-            _ => Err(senseless()),
-        }
+        ReleaseRequest::new(lease, deadline).alone(|one| batch(&self.store, one))
     }
 
     fn batch(&self, operations: &mut [Operation<'_, EtcdLease>]) {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
-    Grant, HostInstant, KeySpec, LeaseVerifier, LockName, LockProvider, OpenContext, Released,
-    Renewal, StoreInfo, StoreUrl, SystemClock,
+    Grant, HostInstant, KeySpec, LeaseVerifier, LockName, LockProvider, OpenContext,
+    ReleaseDispatch, Released, Renewal, StoreInfo, StoreUrl, SystemClock,
 };
 
 mod entry;
@@ -184,6 +184,11 @@ impl Backend for MemoryProvider {
     fn release(&self, lease: &mut MemoryLease, _deadline: HostInstant) -> Result<Released, Error> {
         let shard = self.store.shard(lease.hash);
         Ok(shard.release(lease, &*self.store.clock))
+    }
+
+    fn send_release(&self, lease: &mut MemoryLease) -> ReleaseDispatch {
+        let shard = self.store.shard(lease.hash);
+        ReleaseDispatch::Answered(Ok(shard.release(lease, &*self.store.clock)))
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {

@@ -135,7 +135,7 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
     });
     let requests: Vec<_> = requests.collect();
     let operations = jobs.iter_mut().zip(&requests).filter_map(|(job, request)| {
-        let (deadline, answer) = (job.deadline, None);
+        let deadline = job.deadline;
         Some(match &mut job.ask {
             Ask::Propose { .. } => Operation::Acquire(AttemptRequest {
                 request: request.as_ref()?,
@@ -148,11 +148,7 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
                 deadline,
                 answer: None,
             }),
-            Ask::Release(lease, _) => Operation::Release(ReleaseRequest {
-                lease,
-                deadline,
-                answer,
-            }),
+            Ask::Release(lease, _) => Operation::Release(ReleaseRequest::new(lease, deadline)),
         })
     });
     let mut operations: Vec<_> = operations.collect();

@@ -10,7 +10,7 @@ use lockkeeper_core::{
     LeaseVerifier, Operation, ReleaseRequest, Released, RenewRequest, Renewal, StoreInfo, StoreUrl,
     SystemClock, Usage,
 };
-use lockkeeper_remote::{Endpoint, senseless};
+use lockkeeper_remote::Endpoint;
 
 use crate::locks::Locks;
 use crate::options::{BACKEND, RedisOptions};
@@ -177,30 +177,11 @@ impl Backend for RedisProvider {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        let mut batch = [Operation::Renew(RenewRequest {
-            lease,
-            ttl,
-            deadline,
-            answer: None,
-        })];
-        self.locks.batch(&mut batch);
-        match batch {
-            [Operation::Renew(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
-            _ => Err(senseless()),
-        }
+        RenewRequest::new(lease, ttl, deadline).alone(|one| self.locks.batch(one))
     }
 
     fn release(&self, lease: &mut RedisLease, deadline: HostInstant) -> Result<Released, Error> {
-        let mut batch = [Operation::Release(ReleaseRequest {
-            lease,
-            deadline,
-            answer: None,
-        })];
-        self.locks.batch(&mut batch);
-        match batch {
-            [Operation::Release(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
-            _ => Err(senseless()),
-        }
+        ReleaseRequest::new(lease, deadline).alone(|one| self.locks.batch(one))
     }
 
     fn part(&self, request: &AcquireRequest<'_>) -> usize {

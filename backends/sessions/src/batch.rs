@@ -11,7 +11,7 @@ use std::time::Duration;
 use lockkeeper_core::{
     AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
 };
-use lockkeeper_remote::{Failure, Found, PooledConn, no_time, senseless, unknown};
+use lockkeeper_remote::{Failure, Found, PooledConn, no_time, unknown};
 
 use crate::attempt::Made;
 use crate::connection::{SessionConnection, SessionName};
@@ -27,6 +27,8 @@ struct Try<'a, 'b, C: SessionConnection> {
     request: &'a mut AttemptRequest<'b, SessionLease<C>>,
     /// Whether no connection could be opened for it: then only a session takes it.
     is_refused: bool,
+    /// Whether it is made again if it gets no reply: nothing else of the batch waits for that.
+    is_alone: bool,
 }
 
 /// A release that was begun.
@@ -70,7 +72,11 @@ impl<C: SessionConnection> SessionStore<C> {
             let failed = |it: &mut Operation<'_, _>| it.fail(no_time().into_error());
             return operations.iter_mut().for_each(failed);
         }
-        let until = deadline.min(now + self.options.response_timeout);
+        let is_alone = matches!(operations, [Operation::Acquire(_)]);
+        let until = match is_alone {
+            true => deadline,
+            false => deadline.min(now + self.options.response_timeout),
+        };
         let limits = Limits { until, deadline };
         let (mut groups, mut tries, mut unanswered) = (Vec::new(), Vec::new(), Vec::new());
         for operation in operations {
@@ -83,6 +89,7 @@ impl<C: SessionConnection> SessionStore<C> {
                     ),
                     request,
                     is_refused: false,
+                    is_alone,
                 }),
                 Operation::Renew(request) => {
                     let session = Arc::clone(&request.lease.session);
@@ -127,18 +134,7 @@ impl<C: SessionConnection> SessionStore<C> {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        let renewal = RenewRequest {
-            lease,
-            ttl,
-            deadline,
-            answer: None,
-        };
-        let mut one = [Operation::Renew(renewal)];
-        self.batch(&mut one);
-        match one {
-            [Operation::Renew(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
-            _ => Err(senseless()),
-        }
+        RenewRequest::new(lease, ttl, deadline).alone(|one| self.batch(one))
     }
 
     /// Releases a lease: see [`Backend::release`](lockkeeper_core::Backend::release).
@@ -150,17 +146,7 @@ impl<C: SessionConnection> SessionStore<C> {
         lease: &mut SessionLease<C>,
         deadline: HostInstant,
     ) -> Result<Released, Error> {
-        let release = ReleaseRequest {
-            lease,
-            deadline,
-            answer: None,
-        };
-        let mut one = [Operation::Release(release)];
-        self.batch(&mut one);
-        match one {
-            [Operation::Release(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
-            _ => Err(senseless()),
-        }
+        ReleaseRequest::new(lease, deadline).alone(|one| self.batch(one))
     }
 }
 
@@ -187,7 +173,9 @@ fn place<'a, 'b, C: SessionConnection>(
             group.tries.push(one);
             continue;
         }
-        if let Some(session) = enter(shares || one.is_refused) {
+        // A lone attempt takes a connection of its own while few connections hold names: see `acquire.rs`.
+        let is_apart = one.is_alone && !shares && !one.is_refused;
+        if !is_apart && let Some(session) = enter(shares || one.is_refused) {
             Group::add(groups, &session, |group| group.tries.push(one));
             continue;
         }
@@ -436,7 +424,12 @@ impl<'a, 'b, C: SessionConnection> Try<'a, 'b, C> {
         };
         let tries = tries.into_iter().zip(attempted);
         tries.filter_map(move |(one, attempted)| {
-            let is_ended = matches!(attempted, Err(Failure::Closed(_)));
+            // A connection that does not reply is closed, and what it was granted ends with it.
+            let is_ended = match attempted {
+                Err(Failure::Closed(_)) => true,
+                Err(Failure::Unanswered(_)) => one.is_alone,
+                _ => false,
+            };
             let granted = attempted.map(|epoch| made.as_ref().zip(epoch));
             let granted = granted.map_err(Failure::into_error);
             one.request.answer = Some(granted.map(|granted| {

@@ -37,11 +37,7 @@ fn renew(lease: &mut ErasedLease, deadline: HostInstant) -> Erased<'_> {
 }
 
 fn release(lease: &mut ErasedLease, deadline: HostInstant) -> Erased<'_> {
-    Operation::Release(ReleaseRequest {
-        lease,
-        deadline,
-        answer: None,
-    })
+    Operation::Release(ReleaseRequest::new(lease, deadline))
 }
 
 fn acquired(operation: Erased<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {

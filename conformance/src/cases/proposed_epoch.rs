@@ -93,7 +93,9 @@ pub(super) fn proposals_and_own_epochs_of_the_store_grow_together(rig: &Rig<'_>)
     let ahead = epoch_at(SystemTime::now() + Duration::from_secs(60));
     let granted = propose(&*provider, &name("a"), ahead, false).expect("the store answers");
     release(&*provider, granted.expect("the name is free"));
-    let token = take(&keeper, "a").token().get();
+    let guard = take(&keeper, "a");
+    let token = guard.token().get();
+    guard.release().expect("the store answers");
     assert!(token >> 7 > ahead, "the store minted {token}");
     let refused = propose(&*provider, &name("a"), ahead + 1, false);
     let refused = refused.expect_err("the store has minted a larger one");

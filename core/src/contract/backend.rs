@@ -1,10 +1,11 @@
 //! The trait that the author of a store implements, and the adapter to the engine.
 
 use std::fmt;
+use std::slice;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::contract::batch::{Operation, foreign_lease};
+use crate::contract::batch::{Operation, ReleaseDispatch, foreign_lease};
 use crate::contract::provider::{
     AcquireRequest, ErasedLease, Grant, LockProvider, Released, Renewal, StoreInfo,
 };
@@ -62,6 +63,10 @@ pub trait Backend: StoreInfo {
     /// Acquires a name, and waits for it until [`AcquireRequest::deadline`] at the latest. The call
     /// returns by [`AcquireRequest::end`].
     ///
+    /// A store that takes several operations in a [`batch`](Self::batch) is asked there first. Then this is the wait
+    /// after an attempt that found another holder, or no free connection. A store that takes one operation a call is
+    /// asked here at once.
+    ///
     /// `Ok(None)` means that another holder had the name until the end of the wait, or that the
     /// request was cancelled. The engine checks the cancel token itself. Call
     /// [`AcquireRequest::contended`] before the wait, and before returning `Ok(None)`.
@@ -85,6 +90,9 @@ pub trait Backend: StoreInfo {
     ///
     /// Return [`Renewal::Lost`] only if the store says so: the lease has expired, or another lease has
     /// its place. An expired lease is not renewed, even if the name is free.
+    ///
+    /// Only the provided [`batch`](Self::batch) calls this. A store that overrides `batch` implements it by
+    /// [`RenewRequest::alone`](crate::RenewRequest::alone).
     ///
     /// # Errors
     /// The outcome is unknown. The engine moves no deadline, and tries again while time is left.
@@ -111,11 +119,18 @@ pub trait Backend: StoreInfo {
     /// Carries out up to [`Capabilities::batch`](crate::Capabilities::batch) operations, each with an
     /// answer of its own.
     ///
-    /// Requests that the threads of a process make at the same moment come together, and so do renewals
-    /// that are due. Override this if the store takes many operations in one request, and declare the
-    /// number by [`Capabilities::with_batch`](crate::Capabilities::with_batch). Without a declaration,
-    /// only `acquire`, `renew` and `release` are called. The operations concern different leases and
+    /// All attempts without a wait, renewals and releases come here. Requests that the threads of a process make at the
+    /// same moment come together, and so do renewals that are due. The provided method calls `acquire`, `renew` and
+    /// `release`. Override it if the store takes many operations in one request, and declare the number by
+    /// [`Capabilities::with_batch`](crate::Capabilities::with_batch). The operations concern different leases and
     /// names, and have no order.
+    ///
+    /// The first operation may be a release that [`send_release`](Self::send_release) has sent:
+    /// [`Operation::take_sent`] returns its connection. Then the whole batch goes on that connection: write the other
+    /// operations, and read the replies in order. So the other operations may ask for the name that the release frees.
+    /// If there are none, only read the reply. If the server refuses the release for a passing reason, such as a
+    /// script that it does not know, the store may repeat the release in the same call. If the connection fails, answer
+    /// the release and the others with [`ErrorKind::Unknown`]. The engine repeats the release.
     ///
     /// The call returns by the latest [deadline](Operation::deadline) of the operations. It need not end
     /// at an earlier one, since that caller stops waiting by itself. If a request gets no reply, each of
@@ -128,10 +143,34 @@ pub trait Backend: StoreInfo {
 
     /// Frees the name if this lease still holds it, and wakes one waiter. Otherwise does nothing.
     ///
+    /// Only the provided [`batch`](Self::batch) calls this. A store that overrides `batch` implements it by
+    /// [`ReleaseRequest::alone`](crate::ReleaseRequest::alone).
+    ///
     /// # Errors
     /// The outcome is unknown. The engine asks again while time is left, and the store frees the name
     /// by itself after the ttl. The call returns by `deadline`.
     fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error>;
+
+    /// Sends the release of a lease without waiting for the reply: a guard was dropped.
+    ///
+    /// The thread of the guard calls it, so it must not wait for a network. There are three kinds of stores:
+    /// - A store in the process, or one that takes microseconds, releases the lease here and returns
+    ///   [`ReleaseDispatch::Answered`]. It may wait for another process for 80 ms at the most.
+    /// - A store with a connection of its own protocol takes an idle connection from its pool, writes the release, and
+    ///   returns the connection in [`ReleaseDispatch::Sent`]. The next [`batch`](Self::batch) of the part gets it back.
+    ///   If nothing is asked, a thread of the keeper comes for the reply after 5 to 10 ms. At most one release of a part
+    ///   is under way like that. It returns [`ReleaseDispatch::NotSent`] if no connection is idle, if the socket does not
+    ///   take all of the request at once, or if a part of it was written: then it closes the connection. It also does so
+    ///   if the name may be asked for on another [`part`](Self::part) by now.
+    /// - All others return [`ReleaseDispatch::NotSent`], which is the default. A thread of the keeper releases the lease,
+    ///   by [`batch`](Self::batch), and no other thread of the process asks for the name until then.
+    ///
+    /// A forked child has what its parent has sent, and must not read from that connection. The store compares the
+    /// process, drops the connection without closing it for the parent, and answers [`ErrorKind::Unknown`].
+    fn send_release(&self, lease: &mut Self::Lease) -> ReleaseDispatch {
+        let _ = lease;
+        ReleaseDispatch::NotSent
+    }
 
     /// Receives the handle by which this backend asks a keeper to verify its leases. Called once for each keeper.
     ///
@@ -194,6 +233,14 @@ impl<B: Backend> LockProvider for B {
     }
 
     fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {
+        // Most batches are of one operation: nothing is allocated for it.
+        if let [one] = batch {
+            if let Some((mut typed, answer)) = one.downcast() {
+                Backend::batch(self, slice::from_mut(&mut typed));
+                answer.take(typed);
+            }
+            return;
+        }
         let typed = batch.iter_mut().filter_map(Operation::downcast);
         let (mut typed, answers): (Vec<_>, Vec<_>) = typed.unzip();
         Backend::batch(self, &mut typed);
@@ -206,6 +253,13 @@ impl<B: Backend> LockProvider for B {
         match lease.downcast_mut() {
             Some(lease) => Backend::release(self, lease, deadline),
             None => Err(foreign_lease()),
+        }
+    }
+
+    fn send_release(&self, lease: &mut ErasedLease) -> ReleaseDispatch {
+        match lease.downcast_mut() {
+            Some(lease) => Backend::send_release(self, lease),
+            None => ReleaseDispatch::Answered(Err(foreign_lease())),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Operations that are sent to a store together.
 
+use std::any::Any;
 use std::fmt;
 use std::time::Duration;
 
@@ -48,10 +49,99 @@ pub struct RenewRequest<'a, L> {
 pub struct ReleaseRequest<'a, L> {
     /// The lease to release.
     pub lease: &'a mut L,
+    /// The release, if [`Backend::send_release`](crate::Backend::send_release) has sent it before. Then only its reply
+    /// is to be read, and it is the first operation of its batch: see [`Backend::batch`](crate::Backend::batch).
+    pub sent: Option<SentRelease>,
     /// The end of the wait for the answer.
     pub deadline: HostInstant,
     /// The answer, as [`Backend::release`](crate::Backend::release) gives it.
     pub answer: Option<Result<Released, Error>>,
+}
+
+impl<'a, L> RenewRequest<'a, L> {
+    /// Makes the request of a renewal.
+    pub fn new(lease: &'a mut L, ttl: Duration, deadline: HostInstant) -> Self {
+        Self {
+            lease,
+            ttl,
+            deadline,
+            answer: None,
+        }
+    }
+
+    /// Carries the renewal out as a batch of one: [`Backend::renew`](crate::Backend::renew) of a store that has batches.
+    ///
+    /// # Errors
+    /// The answer's, and [`ErrorKind::Unknown`] if `batch` gave none.
+    pub fn alone(self, batch: impl FnOnce(&mut [Operation<'a, L>])) -> Result<Renewal, Error> {
+        let mut one = [Operation::Renew(self)];
+        batch(&mut one);
+        let [Operation::Renew(it)] = one else {
+            return Err(no_answer());
+        };
+        it.answer.unwrap_or_else(|| Err(no_answer()))
+    }
+}
+
+impl<'a, L> ReleaseRequest<'a, L> {
+    /// Makes the request of a release that was not sent before.
+    pub fn new(lease: &'a mut L, deadline: HostInstant) -> Self {
+        Self {
+            lease,
+            sent: None,
+            deadline,
+            answer: None,
+        }
+    }
+
+    /// Carries the release out as a batch of one: [`Backend::release`](crate::Backend::release) of a store that has
+    /// batches.
+    ///
+    /// # Errors
+    /// The answer's, and [`ErrorKind::Unknown`] if `batch` gave none.
+    pub fn alone(self, batch: impl FnOnce(&mut [Operation<'a, L>])) -> Result<Released, Error> {
+        let mut one = [Operation::Release(self)];
+        batch(&mut one);
+        let [Operation::Release(it)] = one else {
+            return Err(no_answer());
+        };
+        it.answer.unwrap_or_else(|| Err(no_answer()))
+    }
+}
+
+/// What came of [`Backend::send_release`](crate::Backend::send_release).
+#[derive(Debug)]
+pub enum ReleaseDispatch {
+    /// The store has answered already: it is in the process, or takes microseconds.
+    Answered(Result<Released, Error>),
+    /// The release is written into a connection, and its reply is to be read later.
+    Sent(SentRelease),
+    /// Nothing was sent. A thread of the keeper releases the lease.
+    NotSent,
+}
+
+/// A release that was written and whose reply was not read yet: what the store needs to read it, such as the connection.
+///
+/// The engine gives it back as [`ReleaseRequest::sent`]. A store must be able to drop it at any time: the reply is lost
+/// then, and so is the connection.
+pub struct SentRelease(Box<dyn Any + Send>);
+
+impl SentRelease {
+    /// Keeps what the store needs to read the reply.
+    pub fn new(connection: impl Any + Send) -> Self {
+        Self(Box::new(connection))
+    }
+
+    /// Returns what the store has kept. `None` if it is of another type.
+    pub fn into_inner<T: Any>(self) -> Option<T> {
+        self.0.downcast().ok().map(|kept| *kept)
+    }
+}
+
+impl fmt::Debug for SentRelease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SentRelease").finish_non_exhaustive()
+    }
 }
 
 impl<L> fmt::Debug for AttemptRequest<'_, L> {
@@ -79,6 +169,15 @@ impl<L> Operation<'_, L> {
             Operation::Acquire(attempt) => attempt.answer.is_some(),
             Operation::Renew(renewal) => renewal.answer.is_some(),
             Operation::Release(release) => release.answer.is_some(),
+        }
+    }
+
+    /// Takes what [`Backend::send_release`](crate::Backend::send_release) has returned, if this is the release that it
+    /// has sent.
+    pub fn take_sent(&mut self) -> Option<SentRelease> {
+        match self {
+            Operation::Release(release) => release.sent.take(),
+            Operation::Acquire(_) | Operation::Renew(_) => None,
         }
     }
 
@@ -130,6 +229,7 @@ impl<'a> Operation<'a, ErasedLease> {
                 };
                 let release = ReleaseRequest {
                     lease,
+                    sent: it.sent.take(),
                     deadline: it.deadline,
                     answer: None,
                 };
@@ -159,6 +259,10 @@ impl Answer<'_> {
             _ => {}
         }
     }
+}
+
+fn no_answer() -> Error {
+    Error::new(ErrorKind::Unknown, "the backend gave no answer")
 }
 
 pub(crate) fn foreign_lease() -> Error {

@@ -12,7 +12,7 @@ use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, HostInstant, SystemClock};
 use crate::contract::admin::Admin;
-use crate::contract::batch::Operation;
+use crate::contract::batch::{Operation, ReleaseDispatch};
 use crate::contract::sql::Proof;
 use crate::contract::sql::TransactionLockSql;
 use crate::contract::verifier::LeaseVerifier;
@@ -116,6 +116,9 @@ pub trait LockProvider: StoreInfo {
     /// As [`Backend::release`](crate::Backend::release), and [`ErrorKind::Incompatible`] for a lease
     /// of another type of provider.
     fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error>;
+
+    /// Sends a release without waiting for its reply: [`Backend::send_release`](crate::Backend::send_release).
+    fn send_release(&self, lease: &mut ErasedLease) -> ReleaseDispatch;
 
     /// Receives the handle by which the store asks a keeper to verify its leases:
     /// [`Backend::watch_leases`](crate::Backend::watch_leases).

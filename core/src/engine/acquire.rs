@@ -1,7 +1,7 @@
 //! Acquiring a name through the wait queue of the process; `head.rs` asks the store.
 //!
-//! A wait that ends behind a release is busy only if the store replies. If it is silent for the 80 ms of a drop,
-//! nothing says that the name is held.
+//! A wait that ends behind a release is busy only if the store replies. If it is silent for 80 ms, nothing says that the
+//! name is held.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -19,7 +19,6 @@ use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
 
 use super::Engine;
 use super::backoff::Limits;
-use super::group::Alone;
 use super::health::{Health, outlasted};
 use super::hold::acquired::Acquired;
 use super::key::Key;
@@ -35,8 +34,6 @@ pub(super) struct Acquisition<'a, 'e> {
     pub(super) terms: LeaseTerms,
     pub(super) kind: WaitKind,
     pub(super) request: AcquireRequest<'a>,
-    /// Set while this acquisition asks the store, and no other thread does.
-    pub(super) alone: &'a Alone,
     /// The retries of this acquisition while it is the head.
     pub(super) retry: &'a RefCell<Retry<'e>>,
     /// The part of the store that keeps the name.
@@ -106,7 +103,6 @@ impl Engine {
             .map_err(|error| self.located(name, error))?;
         let key = Key::new(name, terms.mode);
         let report = AcquisitionReport::begin(self, name, terms.mode, began);
-        let alone = Alone::default();
         let (part, busy_at) = (Cell::new(0), Cell::new(None));
         let closing = &self.closing;
         let own = options.cancel.as_ref();
@@ -132,7 +128,6 @@ impl Engine {
         let end = self.end_of(deadline, began);
         let contended = || {
             busy_at.set(Some(self.clock.now()));
-            self.end_alone(&alone);
             self.answered(part.get(), retry.borrow().asked_at());
             self.queue.contended(key);
             report.contended();
@@ -158,7 +153,6 @@ impl Engine {
             key,
             terms,
             kind,
-            alone: &alone,
             retry: &retry,
             part: &part,
             busy_at: &busy_at,
@@ -218,7 +212,7 @@ impl<'e> Acquisition<'_, 'e> {
                 Ok(Some(acquired))
             }
             Given::Nothing(_) if request.is_cancelled() => Err(engine.cancelled()),
-            Given::Nothing(Unserved::Freed) if self.health().is_silent() => Err(self.silent()),
+            Given::Nothing(Unserved::Freed) if self.is_silent() => Err(self.silent()),
             Given::Nothing(Unserved::Busy | Unserved::Freed) => {
                 self.report.contended();
                 Ok(None)
@@ -235,6 +229,11 @@ impl<'e> Acquisition<'_, 'e> {
     fn silent(&self) -> Error {
         let text = "the store has not answered another thread of this process that asked for the lock, or released it, before, so it is not known whether it is free; try again later";
         self.unreachable(Error::new(ErrorKind::Unavailable, text))
+    }
+
+    fn is_silent(&self) -> bool {
+        let part = self.engine.parts.get(self.part.get());
+        part.is_silent(self.request.now())
     }
 
     /// Returns what is known of the part of the store that keeps the name.

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use crate::sync::lock;
 
+use super::Engine;
+
 /// The background threads that use the engine now. Each has a sender of a channel that carries nothing, and the
 /// receiver notices when the last sender is dropped. `None` after the end.
 pub(super) struct BackgroundUse(Mutex<Option<(Sender<Infallible>, Receiver<Infallible>)>>);
@@ -43,5 +45,21 @@ impl BackgroundUse {
         drop(sender);
         // An error either way: all senders are gone, or the time is over.
         let _ = receiver.recv_timeout(limit);
+    }
+}
+
+/// The engine as a job uses it that is done also after the keeper's end.
+pub(super) struct LastingUse {
+    // Dropped first: see `BackgroundUse::begin`.
+    pub(super) engine: Arc<Engine>,
+    _in_use: Option<Sender<Infallible>>,
+}
+
+impl Engine {
+    pub(super) fn lasting_use(self: &Arc<Self>) -> LastingUse {
+        LastingUse {
+            engine: Arc::clone(self),
+            _in_use: self.background.begin(),
+        }
     }
 }

@@ -66,8 +66,10 @@ impl Engine {
         // Wakes the threads that wait in the store; those in the queue are not registered.
         self.closing.token.cancel();
         self.queue.unpark_all();
+        self.collect_owed();
+        let is_settled = || self.parts.iter().all(|part| part.requests.is_settled());
         self.closing
-            .wait_until(|| self.queue.is_idle(), ATTEMPT_LIMIT);
+            .wait_until(|| self.queue.is_idle() && is_settled(), ATTEMPT_LIMIT);
     }
 
     /// Returns a token that is cancelled when the keeper is closed, and with `own`.

@@ -6,18 +6,18 @@
 use std::sync::Arc;
 
 use crate::clock::HostInstant;
-use crate::contract::provider::{AcquireRequest, ErasedLease, Grant};
+use crate::contract::provider::{AcquireRequest, ErasedLease, Grant, Renewal};
 use crate::error::{Error, ErrorKind};
 use crate::options::LeaseTerms;
 use crate::token::FencingToken;
 
 use super::acquire::Acquisition;
-use super::exchange::{Attempt, LeaseAsk, LeaseVerb};
-use super::group::{LeaseReply, LeftLease, unanswered};
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
 use super::key::Key;
-use super::release_lease::is_no_answer;
+use super::travel::request::{Attempt, LeaseRequest, is_no_answer};
+use super::travel::sender::{Reply, unanswered};
+use super::travel::settlement::Settlement;
 use super::waiter::WaitKind;
 use super::{ATTEMPT_LIMIT, Engine};
 
@@ -107,8 +107,7 @@ impl Acquisition<'_, '_> {
         let (engine, request) = (self.engine, &self.request);
         request.answered_at.set(None);
         let asked = (self.part.get(), self.retry.borrow().asked_at());
-        let Some(grant) = engine.request_name(request, asked, self.alone, self.cancel.is_some())?
-        else {
+        let Some(grant) = engine.request_name(request, asked, self.cancel.is_some())? else {
             return Ok(AttemptResult::Busy);
         };
         self.busy_at.set(None);
@@ -148,24 +147,21 @@ impl Engine {
             grant.asked_at = now;
             request.answered_at.set(Some(now));
             let ttl = request.ttl;
-            let ask = LeaseAsk {
-                lease: grant.lease,
-                verb: LeaseVerb::Renew { ttl },
-                asked_at: now,
-                deadline: request.end().min(now + ttl),
-            };
+            let deadline = request.end().min(now + ttl);
+            let renewal = LeaseRequest::renew(grant.lease, ttl, deadline);
             // The caller leaves at its deadline or a cancel, whatever the store does.
-            match self.ask_in_batch(ask, request.cancel) {
-                LeaseReply::Answered(lease, Ok(true)) => grant.lease = lease,
-                LeaseReply::Answered(_, Ok(false)) => return Ok(None),
-                LeaseReply::Answered(lease, Err(error)) => {
-                    return Err(self.give_up(request, lease, error));
-                }
-                LeaseReply::UnderWay(entry) => {
+            let answer = match self.ask_by_keeper(renewal, request.cancel) {
+                Reply::Answered(answer) => answer,
+                Reply::UnderWay(entry) => {
                     request.owner.set(None);
-                    self.leave_lease(&entry, LeftLease::Confirmation { ttl });
+                    self.leave(&entry, Settlement::GiveBack(ttl));
                     return Err(unanswered());
                 }
+            };
+            match answer.renewed() {
+                (Some(lease), Ok(Renewal::Renewed)) => grant.lease = lease,
+                (Some(lease), Err(error)) => return Err(self.give_up(request, lease, error)),
+                _ => return Ok(None),
             }
             now = request.now();
         }

@@ -9,7 +9,7 @@ pub(super) mod checks;
 pub(super) mod turns;
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
@@ -39,8 +39,6 @@ pub(super) struct Health {
     standing: AtomicU8,
     /// When the newest answered request was made, in nanoseconds.
     heard_at: AtomicU64,
-    /// Whether the last release took longer than a drop may wait.
-    is_slow: AtomicBool,
     state: Mutex<State>,
     /// When the leases of the part are verified.
     pub(super) checks: LeaseChecks,
@@ -83,7 +81,6 @@ impl Health {
         Self {
             standing: AtomicU8::new(ANSWERS),
             heard_at: AtomicU64::new(0),
-            is_slow: AtomicBool::new(false),
             state: Mutex::default(),
             checks: LeaseChecks::default(),
         }
@@ -97,16 +94,6 @@ impl Health {
     /// Returns whether the store has not answered since a request failed.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.standing.load(Ordering::Relaxed) != ANSWERS
-    }
-
-    /// Returns whether a store that is asked now is likely not to answer soon.
-    pub(super) fn is_silent(&self) -> bool {
-        self.is_in_doubt() || self.is_slow.load(Ordering::Relaxed)
-    }
-
-    /// Notes whether the last release took longer than a drop may wait.
-    pub(super) fn set_slow(&self, is_slow: bool) {
-        self.is_slow.store(is_slow, Ordering::Relaxed);
     }
 
     /// Returns since when the store cannot be reached, and why, if there is an outage.

@@ -18,6 +18,11 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Returns a number that tells most keys apart.
+    pub(crate) fn id(self) -> u64 {
+        self.hash().wrapping_add(u64::from(self.is_permit))
+    }
+
     /// Returns the hash of the name, whatever is locked of it.
     pub(super) fn hash(self) -> u64 {
         self.name.hash64()

@@ -14,20 +14,20 @@ use crate::name::LockName;
 use crate::options::{AcquireOptions, LeaseTerms, Outage};
 
 use super::Engine;
-use super::exchange::AttemptAnswer;
-use super::group::{Attempts, Queued};
 use super::head::{HeadPermit, expired};
 use super::hold::HoldState;
 use super::hold::acquired::Acquired;
 use super::key::Key;
 use super::report::AcquisitionReport;
+use super::travel::request::AttemptAnswer;
+use super::travel::sender::Queued;
 use super::waiter::Given;
 
 /// The names that are held so far. They are released if the other names are not acquired.
 struct Taken<'a> {
     engine: &'a Arc<Engine>,
     acquired: Vec<Acquired>,
-    /// The end of the wait for releases.
+    /// The end of the acquisition, after which it sends nothing.
     end: HostInstant,
 }
 
@@ -57,7 +57,7 @@ pub(crate) enum AcquiredSet<'a> {
 /// One of the names that are acquired together.
 enum Step<'a> {
     HandedOver(Acquired),
-    Asks(HeadPermit<'a>, Box<AcquireRequest<'a>>, Queued<Attempts>),
+    Asks(HeadPermit<'a>, Box<AcquireRequest<'a>>, Queued),
 }
 
 impl Engine {
@@ -227,7 +227,7 @@ impl Engine {
             Step::Asks(_, _, queued) => Some(queued),
             Step::HandedOver(_) => None,
         });
-        self.send_attempts(&attempts.collect::<Vec<_>>());
+        self.send(&attempts.collect::<Vec<_>>());
         steps
     }
 }

@@ -1,26 +1,72 @@
-//! The parts of a store, each with batches and outages of its own: a part that hangs delays no other.
+//! The parts of a store, each with requests and outages of its own: a part that hangs delays no other.
 
 use std::iter;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::contract::provider::AcquireRequest;
+use crate::clock::HostInstant;
+use crate::contract::provider::{AcquireRequest, GRACE};
 
 use super::Engine;
-use super::group::Requests;
 use super::health::Health;
+use super::travel::sender::{Requests, WaitsFor};
 
 /// What the engine has for one part of the store.
 pub(super) struct Part {
     /// What travels together.
     pub(super) requests: Requests,
+    /// What waited at the last poll of the keeper's timer.
+    pub(super) waits_for: Mutex<WaitsFor>,
     pub(super) health: Health,
+    releases: PendingReleases,
+}
+
+/// The releases of a part that no caller waits for.
+#[derive(Default)]
+struct PendingReleases {
+    count: AtomicUsize,
+    /// Since when none of them was answered, in nanoseconds.
+    since: AtomicU64,
 }
 
 impl Part {
     fn new() -> Self {
         Self {
             requests: Requests::new(),
+            waits_for: Mutex::default(),
             health: Health::new(),
+            releases: PendingReleases::default(),
         }
+    }
+
+    /// Counts a release that no caller waits for.
+    pub(super) fn begin_release(&self, now: HostInstant) {
+        if self.releases.count.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.end_silence(now);
+        }
+    }
+
+    pub(super) fn end_release(&self, now: HostInstant) {
+        self.releases.count.fetch_sub(1, Ordering::Relaxed);
+        self.end_silence(now);
+    }
+
+    fn end_silence(&self, now: HostInstant) {
+        self.releases.since.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Returns whether the store is likely not to answer soon: it has not answered since a request failed, or releases
+    /// have waited for it for longer than a call may take beyond its deadline.
+    #[inline(always)] // As what it is called by: see `release.rs`.
+    pub(super) fn is_silent(&self, now: HostInstant) -> bool {
+        self.health.is_in_doubt()
+            || (self.releases.count.load(Ordering::Relaxed) > 0 && self.is_slow(now))
+    }
+
+    #[cold]
+    fn is_slow(&self, now: HostInstant) -> bool {
+        let since = HostInstant::from_nanos(self.releases.since.load(Ordering::Relaxed));
+        now >= since + GRACE
     }
 }
 

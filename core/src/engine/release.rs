@@ -12,14 +12,30 @@ use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
 use crate::sync::run_caught;
 
+use super::backoff::Limits;
 use super::hold::acquired::Acquired;
-use super::hold::dropped::{DroppedGuard, Ending};
+use super::hold::dropped::Ending;
 use super::hold::lease::Ended;
 use super::hold::{Callbacks, Hold, HoldState};
 use super::key::Key;
 use super::name_state::Finished;
-use super::release_lease::ReleaseAttempt;
-use super::{DROP_LIMIT, Engine};
+use super::retry::Retry;
+use super::travel::request::{LeaseRequest, is_no_answer};
+use super::travel::sender::{Entry, Reply, unanswered};
+use super::{ATTEMPT_LIMIT, Engine};
+
+/// The longest that a release waits for the store.
+pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
+/// The outcome of one attempt to release a lease.
+pub(super) enum ReleaseAttempt {
+    Answered(Result<Released, Error>),
+    /// The store did not answer; it may have released the lease if the error is
+    /// [`ErrorKind::Unknown`].
+    NoAnswer(ErasedLease, Error),
+    /// The deadline came while the request was under way: [leave](Engine::leave) it.
+    UnderWay(Arc<Entry>),
+}
 
 impl Engine {
     /// Ends a guard whose holder waits for the store's answer.
@@ -32,93 +48,132 @@ impl Engine {
         self.conclude(acquired, ending, ended.callbacks, answer)
     }
 
-    /// Ends a guard that is dropped. It waits for the store for [`DROP_LIMIT`] at most. It does not wait if the guard
-    /// is lost, if a renewal has the lease, or while the store does not answer. Then the keeper's own threads release
-    /// the lease.
-    pub(crate) fn release_dropped(self: &Arc<Self>, acquired: &Acquired) {
-        self.release_dropped_until(acquired, HostInstant::NEVER);
-    }
-
-    /// Ends a guard as [`release_dropped`](Self::release_dropped) does, and waits for the store until `end` at most.
-    #[inline(always)] // See the module.
-    pub(super) fn release_dropped_until(self: &Arc<Self>, acquired: &Acquired, end: HostInstant) {
+    /// Ends guards of one acquisition whose holder waits for the store's answers: leases that no thread of this process
+    /// waits for go back in one batch. Returns what was found of those.
+    ///
+    /// They end in the reverse order of their names. A thread that waits for the first name goes on to the others, and
+    /// these are free then.
+    pub(crate) fn release_all(self: &Arc<Self>, all: &[Acquired]) -> Vec<Result<Released, Error>> {
+        if !self.may_travel(all) {
+            let all = all.iter().rev();
+            return all.map(|acquired| self.release(acquired)).collect();
+        }
         let now = self.clock.now();
-        let Some((ending, mut ended)) = self.end_dropped_guard(acquired, now) else {
-            return;
+        let end = |acquired| Some((acquired, self.end_guard(acquired, now)?));
+        let guards: Vec<_> = all.iter().rev().filter_map(end).collect();
+        let Some((first, _)) = guards.first() else {
+            return Vec::new();
         };
-        let until = end.min(now + DROP_LIMIT);
-        let lease = self.take_to_drop(acquired, ending, &mut ended, now < until);
-        let attempt = lease.map(|lease| self.attempt_release(lease, (now, until), None));
-        self.finish_drop(acquired, ending, ended, attempt);
-    }
-
-    /// Ends a guard that is dropped, in this process. `None` if its lease was handed over.
-    #[inline(always)]
-    pub(super) fn end_dropped_guard(
-        &self,
-        acquired: &Acquired,
-        now: HostInstant,
-    ) -> Option<(Ending, Ended)> {
-        let (mut ending, ended) = self.end_guard(acquired, now)?;
-        if !ending.keeps_name {
-            // The lease was lost before. The store may still have it, so its release comes first.
-            ending.keeps_name = self.queue.begin_release(acquired.hold.key());
-        }
-        Some((ending, ended))
-    }
-
-    /// Takes the lease of a guard that is dropped if its own thread is to ask the store, and has time for that.
-    #[inline(always)]
-    pub(super) fn take_to_drop(
-        &self,
-        acquired: &Acquired,
-        ending: Ending,
-        ended: &mut Ended,
-        has_time: bool,
-    ) -> Option<ErasedLease> {
-        let health = &self.parts.get(acquired.hold.part).health;
-        match ending.in_time && has_time && !health.is_silent() {
-            true => ended.lease.take(),
-            false => None,
-        }
-    }
-
-    /// Concludes the drop of a guard, or leaves its release to the keeper's threads. `attempt` is what its own
-    /// thread found.
-    #[inline(always)]
-    pub(super) fn finish_drop(
-        self: &Arc<Self>,
-        acquired: &Acquired,
-        ending: Ending,
-        mut ended: Ended,
-        attempt: Option<ReleaseAttempt>,
-    ) {
-        let (mut lost_reply, mut under_way) = (None, None);
-        if let Some(attempt) = attempt {
-            match attempt {
-                ReleaseAttempt::Answered(answer) => {
-                    // The observer has the error.
-                    let _ = self.conclude(acquired, ending, ended.callbacks, answer);
-                    return;
+        let deadline = release_deadline(&first.hold, now);
+        let (mut ended, mut asked, mut requests) = (Vec::new(), Vec::new(), Vec::new());
+        for (acquired, (ending, mut guard)) in guards {
+            match guard.lease.take() {
+                Some(lease) => {
+                    asked.push((acquired, ending, guard.callbacks));
+                    requests.push(LeaseRequest::release(lease, deadline));
                 }
-                ReleaseAttempt::NoAnswer(lease, error) => {
-                    ended.lease = Some(lease);
-                    lost_reply = Some(error).filter(|it| it.kind() == ErrorKind::Unknown);
-                }
-                ReleaseAttempt::UnderWay(entry) => under_way = Some(entry),
+                None => ended.push((acquired, ending, guard.callbacks, None)),
             }
-            self.parts.get(acquired.hold.part).health.set_slow(true);
         }
-        let guard = Box::new(DroppedGuard {
-            acquired: acquired.clone(),
-            ending,
-            lost_reply,
-        });
-        match under_way {
-            None => self.release_later(ended.lease, guard),
-            Some(entry) => self.release_under_way(&entry, guard),
+        let replies = self.ask_together(requests, deadline);
+        let attempts = replies.map(|reply| Self::release_attempt(reply, None));
+        let asked = asked.into_iter().zip(attempts);
+        ended.extend(asked.map(|((acquired, ending, callbacks), attempt)| {
+            (acquired, ending, callbacks, Some(attempt))
+        }));
+        // The names that the store has freed do not wait for the other ones.
+        ended.sort_by_key(|(.., attempt)| !matches!(attempt, Some(ReleaseAttempt::Answered(_))));
+        let conclude = |(acquired, ending, callbacks, attempt): (&Acquired, _, _, Option<_>)| {
+            let hold = &acquired.hold;
+            let answer = match attempt {
+                Some(attempt) => self.repeat_release(hold, attempt, deadline, now),
+                None => self.return_lease(hold, None, now),
+            };
+            self.conclude(acquired, ending, callbacks, answer)
+        };
+        ended.into_iter().map(conclude).collect()
+    }
+
+    /// Returns whether releases of these guards may go to the store together.
+    pub(super) fn may_travel(&self, all: &[Acquired]) -> bool {
+        all.len() > 1 && self.capabilities.batch() > 1
+    }
+
+    /// Releases a lease that a renewal may have.
+    fn return_lease(
+        self: &Arc<Self>,
+        hold: &Hold,
+        lease: Option<ErasedLease>,
+        now: HostInstant,
+    ) -> Result<Released, Error> {
+        let deadline = release_deadline(hold, now);
+        let (lease, now) = match lease {
+            Some(lease) => (lease, now),
+            None => match hold.take_to_release(deadline, &*self.clock)? {
+                Some(lease) => (lease, self.clock.now()),
+                None => return Ok(Released::AlreadyLost),
+            },
+        };
+        let attempt = self.attempt_release(LeaseRequest::release(lease, deadline), None);
+        self.repeat_release(hold, attempt, deadline, now)
+    }
+
+    /// Returns the answer to a release that began at `now`, which is repeated while the store does not answer.
+    fn repeat_release(
+        self: &Arc<Self>,
+        hold: &Hold,
+        mut attempt: ReleaseAttempt,
+        deadline: HostInstant,
+        now: HostInstant,
+    ) -> Result<Released, Error> {
+        if let ReleaseAttempt::Answered(answer) = attempt {
+            return answer;
         }
-        self.run_callbacks(&acquired.hold, ending, ended.callbacks);
+        let limits = Limits {
+            clock: &*self.clock,
+            until: deadline.min(now + ATTEMPT_LIMIT),
+            cancel: None,
+        };
+        let mut retry = Retry::new(limits, now);
+        loop {
+            match attempt {
+                ReleaseAttempt::Answered(answer) => return answer,
+                ReleaseAttempt::NoAnswer(lease, error) => {
+                    retry.after(&error, None)?;
+                    let request = LeaseRequest::release(lease, deadline);
+                    attempt = self.attempt_release(request, retry.lost_reply());
+                }
+                ReleaseAttempt::UnderWay(entry) => {
+                    self.leave_release(&entry, hold.part, hold.policy.ttl());
+                    return Err(unanswered());
+                }
+            }
+        }
+    }
+
+    /// Asks the store once to release a lease. `lost_reply` is the error of a request before it whose reply was lost.
+    pub(super) fn attempt_release(
+        self: &Arc<Self>,
+        request: LeaseRequest,
+        lost_reply: Option<&Error>,
+    ) -> ReleaseAttempt {
+        Self::release_attempt(self.ask(request), lost_reply)
+    }
+
+    /// Returns what the reply to a release means.
+    fn release_attempt(reply: Reply, lost_reply: Option<&Error>) -> ReleaseAttempt {
+        let answer = match reply {
+            Reply::Answered(answer) => answer,
+            Reply::UnderWay(entry) => return ReleaseAttempt::UnderWay(entry),
+        };
+        match answer.released() {
+            (Some(lease), Err(error)) if is_no_answer(error.kind()) => {
+                ReleaseAttempt::NoAnswer(lease, error)
+            }
+            (_, answer) => {
+                ReleaseAttempt::Answered(answer.and_then(|found| found_after(found, lost_reply)))
+            }
+        }
     }
 
     /// Ends a guard in this process. `None` if its lease was handed over, which is reported.
@@ -174,7 +229,7 @@ impl Engine {
 
     /// Drops the callbacks of a guard that ended in time, or reports its loss. The user's code comes
     /// after the name was passed on: it may lock this very name.
-    fn run_callbacks(&self, hold: &Arc<Hold>, ending: Ending, callbacks: Callbacks) {
+    pub(super) fn run_callbacks(&self, hold: &Arc<Hold>, ending: Ending, callbacks: Callbacks) {
         forget(callbacks);
         if !ending.in_time && hold.must_notify_loss() {
             self.notify_lost(hold);
@@ -218,4 +273,27 @@ fn forget(callbacks: Callbacks) {
     for callback in callbacks {
         run_caught(|| drop(callback));
     }
+}
+
+/// Returns the end of a release whose holder waits for it.
+fn release_deadline(hold: &Hold, now: HostInstant) -> HostInstant {
+    now + RELEASE_LIMIT.min(hold.policy.ttl())
+}
+
+/// Returns the result of a release. After an attempt without a reply, a lock that is gone may have been released by that
+/// attempt: then the result is unknown. `lost_reply` is the error of such an attempt.
+pub(super) fn found_after(found: Released, lost_reply: Option<&Error>) -> Result<Released, Error> {
+    match (found, lost_reply) {
+        (Released::AlreadyLost, Some(lost)) => Err(unknown_release(lost)),
+        (found, _) => Ok(found),
+    }
+}
+
+/// Returns the error of a release that was repeated after a lost reply and found nothing.
+fn unknown_release(lost_reply: &Error) -> Error {
+    Error::new(
+        ErrorKind::Unknown,
+        "the reply to the release did not come, and the lock was gone when it was asked for again: it was released, or it had been lost before; where that matters, have the data refuse smaller tokens",
+    )
+    .with_source(lost_reply.clone())
 }

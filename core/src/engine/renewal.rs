@@ -10,14 +10,15 @@ use std::time::Duration;
 use crate::clock::HostInstant;
 use crate::contract::provider::{ErasedLease, Renewal};
 use crate::engine::timer::{MAX_SLEEP, Tick};
-use crate::engine::workers::MAX_QUEUED;
 use crate::error::Error;
 use crate::sync::run_caught;
 
-use super::exchange::{LeaseAsk, LeaseVerb};
-use super::group::{LeaseReply, LeftLease, renewal, unanswered};
 use super::hold::lease::Asked;
 use super::hold::{Hold, HoldState};
+use super::threads::MAX_QUEUED;
+use super::travel::request::{Answer, LeaseRequest, Request};
+use super::travel::sender::{Reply, unanswered};
+use super::travel::settlement::Settlement;
 use super::{Engine, Job, JobKind};
 
 impl Engine {
@@ -53,7 +54,8 @@ impl Engine {
         for hold in &due.lost {
             self.queue.detach(hold.key(), hold);
         }
-        let mut next = HostInstant::from_nanos(next).min(next_round);
+        let next = HostInstant::from_nanos(next).min(next_round);
+        let mut next = next.min(self.send_overdue(now));
         let mut jobs = Vec::new();
         for (number, part) in self.parts.iter().enumerate() {
             let renew = due.renew.extract_if(.., |hold| hold.part == number);
@@ -104,22 +106,26 @@ impl Engine {
     /// after [`MAX_QUEUED`].
     pub(super) fn start_work(self: &Arc<Self>, jobs: Vec<(JobKind, Job)>) -> bool {
         let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
-        let run = move |job| background.with(&weak, |engine| engine.run(job)).is_some();
-        self.workers.push(jobs, &run)
+        let run = move |job| match job {
+            Job::Send { used, part, number } => used.engine.send_batches(part, number),
+            Job::Return(used, what) => used.engine.carry_back(what),
+            job => {
+                background.with(&weak, |engine| engine.run(job));
+            }
+        };
+        let may_hang = jobs
+            .iter()
+            .any(|(kind, _)| matches!(kind, JobKind::Return(_)));
+        self.threads.push(jobs, may_hang, &run)
     }
 
     fn run(self: &Arc<Self>, job: Job) {
         match job {
-            Job::Send { part, number } => self.send_batches(part, number),
+            Job::Send { .. } | Job::Return(..) => {}
             Job::Renew(part, batch) => {
                 self.renew_batch(part, &batch);
-                if self
-                    .parts
-                    .get(part)
-                    .health
-                    .checks
-                    .end_renewals(1, self.clock.now())
-                {
+                let checks = &self.parts.get(part).health.checks;
+                if checks.end_renewals(1, self.clock.now()) {
                     self.timer.note(HostInstant::from_nanos(0));
                 }
             }
@@ -149,27 +155,22 @@ impl Engine {
         let take = |hold: &Arc<Hold>| Some((Arc::clone(hold), hold.take_to_renew(clock)?));
         let taken: Vec<_> = holds.iter().filter_map(take).collect();
         let asked_at = clock.now();
-        let asks = taken.into_iter().map(|(hold, (lease, deadline))| {
+        let requests = taken.into_iter().map(|(hold, (lease, deadline))| {
             let ttl = hold.renewal_ttl(asked_at);
-            let verb = LeaseVerb::Renew { ttl };
-            let ask = LeaseAsk {
-                lease,
-                verb,
-                asked_at,
-                deadline,
-            };
-            ((hold, ttl), ask)
+            let request = LeaseRequest::renew(lease, ttl, deadline);
+            ((hold, ttl), Request::Lease(request))
         });
-        let (taken, asks): (Vec<_>, Vec<_>) = asks.unzip();
-        let (_, answers) = self.exchange(part, Vec::new(), asks);
-        for ((hold, ttl), (ask, answer)) in taken.into_iter().zip(answers) {
+        let (taken, requests): (Vec<_>, Vec<_>) = requests.unzip();
+        let answers = self.exchange_all(part, requests);
+        for ((hold, ttl), answer) in taken.into_iter().zip(answers) {
             let asked = Asked {
                 at: asked_at,
                 ttl,
                 round,
                 by_hand: false,
             };
-            self.apply_renewal(&hold, ask.lease, &answer.map(renewal), &asked);
+            // The observer has the error.
+            let _ = self.settle_renewal(&hold, answer, &asked);
         }
     }
 
@@ -186,21 +187,11 @@ impl Engine {
             round,
             by_hand: true,
         };
-        let ask = LeaseAsk {
-            lease,
-            verb: LeaseVerb::Renew { ttl },
-            asked_at: asked.at,
-            deadline,
-        };
-        let answer = match self.ask_about(ask) {
-            LeaseReply::Answered(lease, answer) => {
-                let answer = answer.map(renewal);
-                self.apply_renewal(hold, lease, &answer, &asked);
-                answer
-            }
-            LeaseReply::UnderWay(entry) => {
+        let answer = match self.ask(LeaseRequest::renew(lease, ttl, deadline)) {
+            Reply::Answered(answer) => self.settle_renewal(hold, answer, &asked),
+            Reply::UnderWay(entry) => {
                 let hold = Arc::clone(hold);
-                self.leave_lease(&entry, LeftLease::Renewal { hold, asked });
+                self.leave(&entry, Settlement::Renewal { hold, asked });
                 Err(unanswered())
             }
         };
@@ -214,8 +205,22 @@ impl Engine {
         self.timer.note(HostInstant::from_nanos(hold.due()));
     }
 
+    /// Does what the answer to a renewal asks for, and returns it.
+    pub(super) fn settle_renewal(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        answer: Answer,
+        asked: &Asked,
+    ) -> Result<Renewal, Error> {
+        let (lease, answer) = answer.renewed();
+        if let Some(lease) = lease {
+            self.apply_renewal(hold, lease, &answer, asked);
+        }
+        answer
+    }
+
     /// Brings a lease back from its renewal, and reports the store's answer.
-    pub(super) fn apply_renewal(
+    fn apply_renewal(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         lease: ErasedLease,

@@ -1,19 +1,19 @@
 //! What the answers to requests say of the store. Each is noted where the backend was called, and not where its caller
 //! waits: a caller may have stopped to wait before.
 //!
-//! So the 80 ms of a drop are no time-out of the store. A lease that has ended ends no outage: a backend whose
+//! A lease that has ended ends no outage: a backend whose
 //! session is gone knows that without a reply.
 
 use std::sync::Arc;
 
 use crate::clock::HostInstant;
-use crate::contract::provider::AcquireRequest;
+use crate::contract::provider::{AcquireRequest, Released};
 use crate::contract::verifier::LeaseVerifier;
 use crate::error::{Error, ErrorKind};
 
 use super::Engine;
-use super::exchange::{AskedAbout, AttemptAnswer, Attempted, LeaseAnswer, LeaseAsk};
 use super::health::{Asked, Health, Unanswered};
+use super::travel::request::{AttemptAnswer, Found, Request};
 
 /// What an answer says of the store.
 #[derive(Clone, Copy)]
@@ -38,15 +38,13 @@ fn of_error(error: &Error) -> News<'_> {
     }
 }
 
-fn of_attempt(answer: &AttemptAnswer) -> News<'_> {
-    answer.as_ref().map_or_else(of_error, |_| News::Reply)
-}
-
-fn of_lease(answer: &LeaseAnswer) -> News<'_> {
-    match answer {
-        Ok(true) => News::Reply,
-        Ok(false) => News::Loss,
-        Err(error) => of_error(error),
+/// What the answer to an attempt or to a request about a lease says.
+fn of_answer<'a>(request: &Request, found: &'a Result<Found, Error>) -> News<'a> {
+    match (request, found) {
+        (_, Err(error)) => of_error(error),
+        (_, Ok(Found::Panic)) => News::Nothing,
+        (Request::Lease(_), Ok(Found::NotHeld)) => News::Loss,
+        (_, Ok(_)) => News::Reply,
     }
 }
 
@@ -59,7 +57,7 @@ impl Engine {
         (part, asked_at): (usize, HostInstant),
         answer: &AttemptAnswer,
     ) {
-        match of_attempt(answer) {
+        match answer.as_ref().map_or_else(of_error, |_| News::Reply) {
             // It may have ended without a reply.
             _ if request.is_cancelled() => {}
             News::NoReply(error) => {
@@ -86,11 +84,20 @@ impl Engine {
         }
     }
 
-    /// Notes the answer to a request about a lease that its caller's thread made.
+    /// Notes what the store has answered at once to the release of a guard that was dropped at `asked_at`.
     #[inline(always)] // As in `release.rs`.
-    pub(super) fn note_lease(&self, ask: &LeaseAsk, answer: &LeaseAnswer) {
-        let made = (ask.lease.part, ask.asked_at);
-        self.note(made, of_lease(answer), Asked::ForLease, ask.deadline);
+    pub(super) fn note_release(
+        &self,
+        made: (usize, HostInstant),
+        answer: &Result<Released, Error>,
+    ) {
+        let news = match answer {
+            Ok(Released::Done) => News::Reply,
+            Ok(Released::AlreadyLost) => News::Loss,
+            // The release is repeated, and that tells more.
+            Err(_) => return,
+        };
+        self.note(made, news, Asked::ForLease, HostInstant::NEVER);
     }
 
     /// Notes what an answer says of a part, to a request that was made at `asked_at`.
@@ -140,31 +147,29 @@ impl Engine {
         }
     }
 
-    /// Notes the answers to a batch that was sent to a part at `asked_at`.
+    /// Notes what was found by a batch that was sent to a part at `asked_at`.
     pub(super) fn note_batch(
         &self,
-        made: (usize, HostInstant),
-        attempts: &[Attempted],
-        asks: &[AskedAbout],
+        (part, asked_at): (usize, HostInstant),
+        requests: &[Request],
+        found: &[Result<Found, Error>],
     ) {
-        let attempts = attempts
-            .iter()
-            .map(|(attempt, answer)| (of_attempt(answer), Asked::ForName, attempt.deadline));
-        let asks = asks
-            .iter()
-            .map(|(ask, answer)| (of_lease(answer), Asked::ForLease, ask.deadline));
-        let all: Vec<_> = attempts.chain(asks).collect();
-        let (replies, others): (Vec<_>, Vec<_>) = all
-            .into_iter()
-            .partition(|(news, ..)| matches!(news, News::Reply));
-        let is_reached = !replies.is_empty();
-        for (news, asked, deadline) in replies.into_iter().take(1).chain(others) {
-            let asked = if is_reached {
-                Asked::BesideAnswers
-            } else {
-                asked
+        let all = || requests.iter().zip(found);
+        let is_reply = |(request, found): &(&Request, &Result<Found, Error>)| {
+            matches!(of_answer(request, found), News::Reply)
+        };
+        // The reply that was asked for last tells most.
+        let replies = all().filter(is_reply);
+        let last = replies.max_by_key(|(request, _)| request.asked_at(asked_at).as_nanos());
+        let others = all().filter(|it| !is_reply(it));
+        for (request, found) in last.into_iter().chain(others) {
+            let asked = match request {
+                _ if last.is_some() => Asked::BesideAnswers,
+                Request::Attempt(_) => Asked::ForName,
+                Request::Lease(_) => Asked::ForLease,
             };
-            self.note(made, news, asked, deadline);
+            let made = (part, request.asked_at(asked_at));
+            self.note(made, of_answer(request, found), asked, request.deadline());
         }
     }
 }
@@ -195,7 +200,9 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use super::super::travel::request::LeaseRequest;
     use super::*;
+    use crate::contract::provider::ErasedLease;
 
     #[test]
     fn only_an_error_without_a_reply_says_that_the_store_is_silent() {
@@ -217,8 +224,9 @@ mod tests {
         ] {
             assert_eq!(news(&error), expected, "{error}");
         }
-        assert!(matches!(of_attempt(&Ok(None)), News::Reply));
-        assert!(matches!(of_lease(&Ok(true)), News::Reply));
-        assert!(matches!(of_lease(&Ok(false)), News::Loss));
+        let lease = || LeaseRequest::release(ErasedLease::new(()), HostInstant::NEVER);
+        let of_lease =
+            |found| matches!(of_answer(&Request::Lease(lease()), &Ok(found)), News::Loss);
+        assert!(of_lease(Found::NotHeld) && !of_lease(Found::Held));
     }
 }

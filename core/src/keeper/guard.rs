@@ -18,11 +18,11 @@ use crate::token::FencingToken;
 /// A held lock. Dropping it releases the lock, also during a panic, without a panic of its own.
 /// [`release`](Self::release) does the same, and returns the store's answer.
 ///
-/// A drop returns within 100 ms, whatever the store does. If the store has not answered after 80 ms, the keeper's
-/// threads take over the release. They do so at once during an outage, and for a lost guard. They repeat the
-/// release until the store answers, or has ended the lease by itself. Until then this process does not request the
-/// name again. The keeper's observers receive the result, and the drop of the last
-/// [`LockKeeper`](crate::LockKeeper) waits for it.
+/// A drop waits for no answer of a server. It sends the release, or leaves that to the keeper's threads, as
+/// during an outage and for a lost guard. If the answer does not come, they repeat the release until the store
+/// answers, or has ended the lease by itself. This process requests the name again only after the release. The
+/// keeper's observers receive the result, and the drop of the last [`LockKeeper`](crate::LockKeeper) waits for it.
+/// On SQLite a drop may wait for another process that writes, for 80 ms at most.
 ///
 /// A guard can be moved to another thread, and shared by several threads.
 ///

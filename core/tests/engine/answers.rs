@@ -94,3 +94,15 @@ pub(crate) enum Releases {
     Hang,
     Panic,
 }
+
+/// What the store does with the release of a guard that is dropped.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) enum Sends {
+    /// It answers at once, as [`Releases`] says.
+    #[default]
+    Answered,
+    /// It takes the release, and answers as [`Releases`] says when the reply is read.
+    Owed,
+    /// It sends nothing.
+    Nothing,
+}

@@ -37,7 +37,7 @@ fn lease_of_a_caller_that_has_gone_is_released_unless_it_had_ended() {
 fn wait_until_batch_is_done(store: &ScriptedStore, keeper: &LockKeeper) {
     let batches = || {
         let mut count = 0;
-        store.set(|state| count = state.batches.len());
+        store.set(|state| count = state.batches_by_keepers.iter().filter(|by| **by).count());
         count
     };
     eventually("the batch is done", || {

@@ -27,7 +27,10 @@ fn lone_thread_asks_by_itself() {
         guard.renew().unwrap();
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
-    store.set(|state| assert_eq!(state.batches, Vec::<usize>::new()));
+    store.set(|state| {
+        assert_eq!(state.batches, [1; 9]);
+        assert_eq!(state.batches_by_keepers, [false; 9]);
+    });
 }
 
 #[test]
@@ -68,7 +71,7 @@ fn part_that_hangs_has_no_request_of_another_wait() {
         store.renewals("far", Renewals::Work);
         hangs.join().unwrap().unwrap();
     });
-    store.set(|state| assert_eq!(state.batches, Vec::<usize>::new()));
+    store.set(|state| assert!(state.batches_by_keepers.iter().all(|by| !by)));
 }
 
 #[test]

@@ -38,6 +38,9 @@ fn released_or_dropped_set_goes_back_in_one_batch() {
     assert_eq!(guards.release().unwrap(), Released::Done);
     store.set(|state| assert_eq!(state.batches, [3, 3]));
     drop(keeper.lock_all(["a", "b", "c"]).unwrap());
+    for name in ["a", "b", "c"] {
+        store.wait_for(name, "release", 2);
+    }
     store.set(|state| assert_eq!(state.batches, [3, 3, 3, 3]));
     for name in ["a", "b", "c"] {
         assert_eq!(store.count(name, "release"), 2, "{name}");

@@ -22,6 +22,7 @@ mod loss;
 mod max_hold;
 mod modes;
 mod outage;
+mod owed;
 mod reentrant;
 mod renewal;
 mod renewal_ahead;

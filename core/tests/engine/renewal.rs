@@ -128,7 +128,7 @@ fn store_calls_that_hang_or_panic_cost_no_other_guard_its_lease() {
 #[test]
 fn parts_that_hang_have_few_threads_whatever_their_number() {
     const PARTS: usize = 20;
-    const MAX_THREADS: usize = 12;
+    const MAX_THREADS: usize = 16;
     let store = ScriptedStore::with_parts(PARTS);
     let keeper = store.keeper();
     let names: Vec<_> = (0..PARTS)

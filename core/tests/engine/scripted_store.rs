@@ -9,10 +9,10 @@ use std::time::Duration;
 use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant, HostInstant,
     LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, ManualClock, Mode, Operation, Owner,
-    Proof, ProofValue, Released, Renewal, StoreInfo,
+    Proof, ProofValue, ReleaseDispatch, Released, Renewal, SentRelease, StoreInfo,
 };
 
-use crate::answers::{Grants, Releases, Renewals};
+use crate::answers::{Grants, Releases, Renewals, Sends};
 use crate::steps::{LIMIT, SECOND};
 
 #[derive(Default, Debug)]
@@ -23,8 +23,10 @@ pub(crate) struct State {
     pub(crate) grants: Grants,
     pub(crate) renewals: HashMap<String, Renewals>,
     pub(crate) releases: Releases,
-    /// The number of operations of each batch.
+    pub(crate) sends: Sends,
+    /// The number of operations of each batch, and whether a keeper's own thread sent it.
     pub(crate) batches: Vec<usize>,
+    pub(crate) batches_by_keepers: Vec<bool>,
     /// The end of each request, in order, and its owner.
     pub(crate) ends: Vec<HostInstant>,
     pub(crate) owners: Vec<Owner>,
@@ -161,6 +163,10 @@ impl ScriptedStore {
         self.set(|state| state.releases = how);
     }
 
+    pub(crate) fn sends(&self, how: Sends) {
+        self.set(|state| state.sends = how);
+    }
+
     /// Asks all keepers to verify their leases. Returns whether any keeper still lives.
     pub(crate) fn verify(&self) -> bool {
         let verifiers = self.state().verifiers.clone();
@@ -198,6 +204,52 @@ impl ScriptedStore {
         let waited = self.changed.wait_timeout_while(state, LIMIT, is_missing);
         let is_late = waited.unwrap().1.timed_out();
         assert!(!is_late, "{verb} of {name} was not called {count} times");
+    }
+
+    fn release_by(
+        &self,
+        verb: &'static str,
+        lease: &mut ScriptedLease,
+        deadline: HostInstant,
+    ) -> Result<Released, Error> {
+        let mut state = self.record(&lease.name, verb);
+        let by_keeper = is_keepers_thread();
+        state
+            .releases_by_keepers
+            .push((lease.name.clone(), by_keeper));
+        loop {
+            match state.releases {
+                Releases::Unreachable => return Err(unavailable()),
+                Releases::PoolExhausted => {
+                    return Err(pool_exhausted());
+                }
+                Releases::Panic => {
+                    drop(state);
+                    panic!("as the test wants")
+                }
+                Releases::Hang if deadline <= self.clock.now() + SECOND => return Err(no_reply()),
+                Releases::Hang => state = self.wait(state),
+                Releases::ReplyLostLate if state.holds(lease) => state.forget(lease),
+                Releases::ReplyLostLate => {
+                    while state.releases == Releases::ReplyLostLate {
+                        state = self.wait(state);
+                    }
+                    return Err(no_reply());
+                }
+                Releases::Work | Releases::ReplyLost | Releases::RequestLost => break,
+            }
+        }
+        if !state.holds(lease) {
+            return Ok(Released::AlreadyLost);
+        }
+        let how = std::mem::take(&mut state.releases);
+        if how != Releases::RequestLost {
+            state.forget(lease);
+        }
+        match how {
+            Releases::ReplyLost | Releases::RequestLost => Err(no_reply()),
+            _ => Ok(Released::Done),
+        }
     }
 
     /// Moves the clock on by the time between two renewals, and waits until there is one more.
@@ -363,13 +415,46 @@ impl Backend for ScriptedStore {
     }
 
     fn batch(&self, batch: &mut [Operation<'_, ScriptedLease>]) {
-        self.set(|state| state.batches.push(batch.len()));
+        self.set(|state| {
+            state.batches.push(batch.len());
+            state.batches_by_keepers.push(is_keepers_thread());
+        });
         let is_exhausted = self.state().grants == Grants::BatchExhausted;
-        for operation in batch {
+        // Behind a reply that is lost nothing gets through.
+        let mut is_cut = false;
+        for (at, operation) in batch.iter_mut().enumerate() {
+            if let Some(sent) = operation.take_sent() {
+                assert_eq!(at, 0, "what was sent comes first");
+                let Operation::Release(it) = operation else {
+                    panic!("only releases are sent");
+                };
+                let epoch = sent.into_inner::<u64>();
+                assert_eq!(epoch, Some(it.lease.epoch));
+                let answer = self.release_by("collect", it.lease, it.deadline);
+                is_cut = answer.is_err();
+                it.answer = Some(answer);
+                continue;
+            }
             match operation {
+                _ if is_cut => operation.fail(no_reply()),
                 Operation::Acquire(_) if is_exhausted => operation.fail(pool_exhausted()),
                 _ => operation.carry_out(self),
             }
+        }
+    }
+
+    fn send_release(&self, lease: &mut ScriptedLease) -> ReleaseDispatch {
+        let how = self.state().sends;
+        match how {
+            Sends::Answered => {
+                let until = self.clock.now() + Duration::from_millis(80);
+                ReleaseDispatch::Answered(self.release(lease, until))
+            }
+            Sends::Owed => {
+                drop(self.record(&lease.name, "send"));
+                ReleaseDispatch::Sent(SentRelease::new(lease.epoch))
+            }
+            Sends::Nothing => ReleaseDispatch::NotSent,
         }
     }
 
@@ -406,44 +491,7 @@ impl Backend for ScriptedStore {
     }
 
     fn release(&self, lease: &mut ScriptedLease, deadline: HostInstant) -> Result<Released, Error> {
-        let mut state = self.record(&lease.name, "release");
-        let by_keeper = std::thread::current().name() == Some("lockkeeper-release");
-        state
-            .releases_by_keepers
-            .push((lease.name.clone(), by_keeper));
-        loop {
-            match state.releases {
-                Releases::Unreachable => return Err(unavailable()),
-                Releases::PoolExhausted => {
-                    return Err(pool_exhausted());
-                }
-                Releases::Panic => {
-                    drop(state);
-                    panic!("as the test wants")
-                }
-                Releases::Hang if deadline <= self.clock.now() + SECOND => return Err(no_reply()),
-                Releases::Hang => state = self.wait(state),
-                Releases::ReplyLostLate if state.holds(lease) => state.forget(lease),
-                Releases::ReplyLostLate => {
-                    while state.releases == Releases::ReplyLostLate {
-                        state = self.wait(state);
-                    }
-                    return Err(no_reply());
-                }
-                Releases::Work | Releases::ReplyLost | Releases::RequestLost => break,
-            }
-        }
-        if !state.holds(lease) {
-            return Ok(Released::AlreadyLost);
-        }
-        let how = std::mem::take(&mut state.releases);
-        if how != Releases::RequestLost {
-            state.forget(lease);
-        }
-        match how {
-            Releases::ReplyLost | Releases::RequestLost => Err(no_reply()),
-            _ => Ok(Released::Done),
-        }
+        self.release_by("release", lease, deadline)
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
@@ -461,6 +509,10 @@ impl Backend for ScriptedStore {
             ],
         })
     }
+}
+
+fn is_keepers_thread() -> bool {
+    std::thread::current().name() == Some("lockkeeper-work")
 }
 
 fn unavailable() -> Error {

@@ -6,24 +6,22 @@ use std::collections::BTreeSet;
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread::{self, JoinHandle};
 
-use crate::batch::{Batches, Entry, Kind, Stopped, UnderWay, wake_callers};
 use crate::check;
+use crate::travel::{QueuedRequest, RequestQueue, Stopped, Travel, UnderWay, wake_callers};
 
-enum Grants {}
+/// A request asks for the name of a caller of its own, or gives a grant back.
+enum Requests {}
 
-/// A request asks for the name of a caller of its own; the reply is the grant.
-impl Kind for Grants {
-    type Ask = usize;
-    type Reply = Grant;
-    type Left = ();
+enum Request {
+    Acquire(usize),
+    Release(Grant),
 }
 
-enum Releases {}
-
-impl Kind for Releases {
-    type Ask = Grant;
-    type Reply = ();
-    type Left = ();
+impl Travel for Requests {
+    type Request = Request;
+    /// What was granted.
+    type Answer = Option<Grant>;
+    type Settlement = ();
 }
 
 /// A grant of the modelled store.
@@ -46,7 +44,7 @@ impl Store {
 }
 
 struct World {
-    batches: Batches<Grants, Releases>,
+    batches: RequestQueue<Requests>,
     store: Store,
     senders: Mutex<Vec<JoinHandle<()>>>,
     /// The number of requests of each batch.
@@ -56,7 +54,7 @@ struct World {
 impl World {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            batches: Batches::new(),
+            batches: RequestQueue::new(),
             store: Store::default(),
             senders: Mutex::default(),
             sizes: Mutex::default(),
@@ -75,65 +73,69 @@ impl World {
     }
 
     fn send(&self, mut number: u64) {
-        while let Some((grants, releases)) = self.batches.next(&mut number, 2) {
-            let size = grants.len() + releases.len();
-            assert!(size <= 2);
-            self.sizes.lock().unwrap().push(size);
-            let (callers, names): (Vec<_>, Vec<_>) = grants.into_iter().unzip();
-            let (holders, grants): (Vec<_>, Vec<_>) = releases.into_iter().unzip();
-            for (entry, name) in callers.iter().zip(names) {
-                if let Some((grant, ())) = entry.answer(self.store.grant(name)) {
+        while let Some(batch) = self.batches.next(&mut number, 2) {
+            assert!(batch.len() <= 2);
+            self.sizes.lock().unwrap().push(batch.len());
+            let (entries, batch): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            for (entry, request) in entries.iter().zip(batch) {
+                if let Some((Some(grant), ())) = entry.answer(self.carry_out(request)) {
                     self.store.release(&grant);
                 }
             }
-            for (entry, grant) in holders.iter().zip(grants) {
+            wake_callers(&entries);
+        }
+    }
+
+    fn carry_out(&self, request: Request) -> Option<Grant> {
+        match request {
+            Request::Acquire(name) => Some(self.store.grant(name)),
+            Request::Release(grant) => {
                 self.store.release(&grant);
-                let _ = entry.answer(());
+                None
             }
-            wake_callers(&callers, &holders);
         }
     }
 
     /// Asks alone or in a batch, and waits for the grant.
     fn acquire(self: &Arc<Self>, name: usize) -> Grant {
-        if let Some(number) = self.batches.begin_alone() {
+        if let Some((number, _)) = self.batches.begin(None) {
             let grant = self.store.grant(name);
-            if let Some(next) = self.batches.end_alone(number) {
+            if let Some(next) = self.batches.end(number) {
                 self.start(UnderWay::Start(next));
             }
             return grant;
         }
-        let entry = self.push(name);
-        loop {
-            if let Ok(grant) = entry.wait(None) {
-                return grant;
-            }
-        }
+        let entry = self.push(Request::Acquire(name));
+        wait(&entry).unwrap()
     }
 
-    fn push(self: &Arc<Self>, name: usize) -> Arc<Entry<Grants>> {
-        let entry = Entry::new(name, self.batches.callers());
-        let under_way = self.batches.push_first(std::slice::from_ref(&entry));
+    fn push(self: &Arc<Self>, request: Request) -> Arc<QueuedRequest<Requests>> {
+        let entry = QueuedRequest::new(request, None, self.batches.callers());
+        let under_way = self.batches.push(std::slice::from_ref(&entry));
         self.start(under_way);
         entry
     }
 
     /// Asks in a batch, and stops waiting at any time.
     fn give_up(self: &Arc<Self>, name: usize) -> Option<Grant> {
-        let entry = self.push(name);
+        let entry = self.push(Request::Acquire(name));
         thread::yield_now();
         match entry.stop() {
             Stopped::NotSent(_) => None,
-            Stopped::Answered(grant) => Some(grant),
-            Stopped::Sent => entry.leave(()).map(|(grant, ())| grant),
+            Stopped::Answered(grant) => grant,
+            Stopped::Sent => entry.leave(()).and_then(|(grant, ())| grant),
         }
     }
 
     fn release(self: &Arc<Self>, grant: Grant) {
-        let entry = Entry::new(grant, self.batches.callers());
-        let under_way = self.batches.push_second(std::slice::from_ref(&entry));
-        self.start(under_way);
-        while entry.wait(None).is_err() {}
+        let entry = self.push(Request::Release(grant));
+        wait(&entry);
+    }
+
+    /// Releases in a batch, and does not wait for the answer.
+    fn drop_grant(self: &Arc<Self>, grant: Grant) {
+        let entry = QueuedRequest::unattended(Request::Release(grant), (), None);
+        self.start(self.batches.push(&[entry]));
     }
 
     fn assert_nothing_left(&self) {
@@ -144,7 +146,15 @@ impl World {
             sender.join().unwrap();
         }
         assert!(self.store.held.lock().unwrap().is_empty());
-        assert!(self.batches.begin_alone().is_some(), "nothing is under way");
+        assert!(self.batches.begin(None).is_some(), "nothing is under way");
+    }
+}
+
+fn wait(entry: &QueuedRequest<Requests>) -> Option<Grant> {
+    loop {
+        if let Ok(grant) = entry.wait(None) {
+            return grant;
+        }
     }
 }
 
@@ -176,20 +186,31 @@ fn each_request_is_sent_once_and_answered() {
 }
 
 #[test]
+fn release_that_no_caller_waits_for_is_sent() {
+    check(|| {
+        let world = World::new();
+        let drops = |name| {
+            spawn(&world, move |world| {
+                let grant = world.acquire(name);
+                world.drop_grant(grant);
+            })
+        };
+        join((0..2).map(drops).chain([spawn_pair(&world, 2)]).collect());
+        world.assert_nothing_left();
+    });
+}
+
+#[test]
 fn what_is_queued_goes_in_one_batch() {
     check(|| {
         let world = World::new();
-        let number = world.batches.begin_alone().unwrap();
-        let entries: Vec<_> = (0..2).map(|name| world.push(name)).collect();
-        let next = world.batches.end_alone(number).unwrap();
+        let (number, _) = world.batches.begin(None).unwrap();
+        let push = |name| world.push(Request::Acquire(name));
+        let entries: Vec<_> = (0..2).map(push).collect();
+        let next = world.batches.end(number).unwrap();
         world.start(UnderWay::Start(next));
         for entry in entries {
-            let grant = loop {
-                if let Ok(grant) = entry.wait(None) {
-                    break grant;
-                }
-            };
-            world.store.release(&grant);
+            world.store.release(&wait(&entry).unwrap());
         }
         assert_eq!(*world.sizes.lock().unwrap(), [2]);
         world.assert_nothing_left();

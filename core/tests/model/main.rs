@@ -1,4 +1,4 @@
-//! The queue and group commit under a model checker: the files that the engine runs, on shuttle's
+//! The queues of names and of requests under a model checker: the files that the engine runs, on shuttle's
 //! primitives, over many thousand schedules. A wait that never ends is a deadlock, and fails.
 //!
 //! Time-outs do not happen by themselves in a model; a thread that gives up calls `leave` at
@@ -19,6 +19,8 @@ mod queue;
 #[path = "../../src/engine/holds.rs"]
 mod holds;
 
+// The engine uses more of it than this model.
+#[allow(dead_code)]
 #[path = "../../src/engine/key.rs"]
 mod key;
 
@@ -35,13 +37,14 @@ mod waiter;
 
 // The engine uses more of it than this model.
 #[allow(dead_code)]
-#[path = "../../src/engine/batch.rs"]
-mod batch;
+#[path = "../../src/engine/travel/queue.rs"]
+mod travel;
 
 mod batches;
 mod modes;
 mod names;
 mod numbers;
+mod owed;
 mod world;
 
 /// Stands in for `src/sync.rs`.

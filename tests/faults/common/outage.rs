@@ -227,7 +227,10 @@ fn one_of_twenty_threads_asks_in_outage(kind: StoreKind) {
             answers.collect::<Vec<_>>()
         })
     };
-    drop(all_lock(WAIT_LIMIT));
+    // A drop does not wait for the server.
+    for answer in all_lock(WAIT_LIMIT) {
+        answer.unwrap().expect("it is free").release().unwrap();
+    }
     Outage::Cut.begin(&proxy, Moment::NoConnection);
     let connected = || proxy.counts().accepted;
     let before = connected();

@@ -73,11 +73,7 @@ pub(super) fn renew(lease: &mut Lease) -> Operation<'_, Lease> {
 }
 
 pub(super) fn release(lease: &mut Lease) -> Operation<'_, Lease> {
-    Operation::Release(ReleaseRequest {
-        lease,
-        deadline: in_time(),
-        answer: None,
-    })
+    Operation::Release(ReleaseRequest::new(lease, in_time()))
 }
 
 /// An answer without its lease.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::backend::{
     AcquireRequest, Capabilities, ErasedLease, Grant, LeaseVerifier, LockProvider, Operation,
-    Proof, Renewal, StoreInfo,
+    Proof, ReleaseDispatch, Renewal, StoreInfo,
 };
 use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper::clock::HostInstant;
@@ -77,6 +77,10 @@ impl LockProvider for Counted {
 
     fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
         self.provider.release(lease, deadline)
+    }
+
+    fn send_release(&self, lease: &mut ErasedLease) -> ReleaseDispatch {
+        self.provider.send_release(lease)
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {

@@ -76,13 +76,9 @@ fn locks_of_both_modes_travel_in_one_statement(kind: PostgresKind) {
             answer: None,
         })
     });
-    let releases = released.iter_mut().map(|grant| {
-        Operation::Release(ReleaseRequest {
-            lease: &mut grant.lease,
-            deadline: HostInstant::NEVER,
-            answer: None,
-        })
-    });
+    let releases = released
+        .iter_mut()
+        .map(|grant| Operation::Release(ReleaseRequest::new(&mut grant.lease, HostInstant::NEVER)));
     let mut operations: Vec<_> = renewals.chain(releases).collect();
     let before = store.usage().unwrap().commands;
     store.batch(&mut operations);

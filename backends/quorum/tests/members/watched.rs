@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Capabilities, Clock, ErasedLease, Error, Grant, HostInstant, LeaseVerifier,
-    LockProvider, Operation, Proof, Released, Renewal, StoreInfo, SystemClock,
+    LockProvider, Operation, Proof, ReleaseDispatch, Released, Renewal, StoreInfo, SystemClock,
 };
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
 
@@ -85,6 +85,10 @@ impl LockProvider for Watched {
 
     fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
         self.store.release(lease, deadline)
+    }
+
+    fn send_release(&self, lease: &mut ErasedLease) -> ReleaseDispatch {
+        self.store.send_release(lease)
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {

@@ -45,13 +45,10 @@ impl Batch<'_> {
                 answer: None,
             })
         });
-        let releases = self.releases.into_iter().map(|lease| {
-            Operation::Release(ReleaseRequest {
-                lease,
-                deadline,
-                answer: None,
-            })
-        });
+        let releases = self
+            .releases
+            .into_iter()
+            .map(|lease| Operation::Release(ReleaseRequest::new(lease, deadline)));
         let renewals = self.renewals.into_iter().map(|lease| {
             Operation::Renew(RenewRequest {
                 lease,

@@ -52,7 +52,6 @@ fn failure_begins_an_outage_or_doubts_or_says_nothing() {
         fail(&health, kind, asked, took, limit);
         let found = (health.is_in_doubt(), health.is_down());
         assert_eq!(found, expected, "{kind:?} after {took:?}");
-        assert_eq!(health.is_silent(), health.is_in_doubt());
     }
 }
 
@@ -159,15 +158,4 @@ fn reply_ends_an_outage_whatever_failed_since() {
     }
     assert!(health.recover(AT + millis(20), || {}));
     assert!(!health.is_in_doubt());
-}
-
-#[test]
-fn slow_store_is_silent_until_a_release_is_quick() {
-    let health = Health::new();
-    assert!(!health.is_silent());
-    for is_slow in [true, false] {
-        health.set_slow(is_slow);
-        assert_eq!(health.is_silent(), is_slow);
-        assert!(!health.is_in_doubt());
-    }
 }

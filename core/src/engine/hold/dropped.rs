@@ -2,16 +2,12 @@
 
 use std::time::Duration;
 
-use crate::error::Error;
-
 use super::acquired::Acquired;
 
 /// A guard that was dropped, and whose end is not reported yet.
 pub(crate) struct DroppedGuard {
     pub(crate) acquired: Acquired,
     pub(crate) ending: Ending,
-    /// The error of a release whose reply was lost.
-    pub(crate) lost_reply: Option<Error>,
 }
 
 /// How a guard ended.

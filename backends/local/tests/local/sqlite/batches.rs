@@ -45,11 +45,7 @@ fn renewal(lease: &mut Lease) -> Operation<'_, Lease> {
 }
 
 fn release(lease: &mut Lease) -> Operation<'_, Lease> {
-    Operation::Release(ReleaseRequest {
-        lease,
-        deadline: deadline(),
-        answer: None,
-    })
+    Operation::Release(ReleaseRequest::new(lease, deadline()))
 }
 
 /// Carries out a batch, and returns each answer as a word.

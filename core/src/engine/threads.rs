@@ -1,4 +1,4 @@
-//! A few threads that take jobs from one queue.
+//! The threads of a keeper, which take jobs from one queue.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -8,7 +8,7 @@ use crate::engine::timer::spawn;
 use crate::sync::{lock, wait};
 
 /// The most threads that run jobs at the same time.
-const MAX_WORKERS: usize = 12;
+const MAX_THREADS: usize = 16;
 /// The time after which untaken jobs bring in more threads.
 pub(crate) const MAX_QUEUED: Duration = Duration::from_millis(5);
 
@@ -61,7 +61,7 @@ impl<K: Copy + Eq, J> JobQueue<K, J> {
             .iter()
             .map(of_kind)
             .sum::<usize>()
-            .min(MAX_WORKERS)
+            .min(MAX_THREADS)
     }
 
     /// Takes a job: call [`end`](Self::end) after it.
@@ -84,16 +84,25 @@ impl<K: Copy + Eq, J> JobQueue<K, J> {
         });
     }
 
+    /// Keeps the jobs of some kinds alone.
+    fn keep(&mut self, keeps: impl Fn(&K) -> bool) {
+        for it in &mut self.kinds {
+            if !keeps(&it.kind) {
+                it.jobs.clear();
+            }
+        }
+    }
+
     /// Takes all jobs that no thread has taken.
-    pub(crate) fn clear(&mut self) -> Vec<J> {
+    fn clear(&mut self) -> Vec<J> {
         let jobs = self.kinds.iter_mut().map(|it| std::mem::take(&mut it.jobs));
         jobs.flatten().collect()
     }
 }
 
 /// A queue of jobs and its threads: one, and further ones only while jobs hang.
-pub(crate) struct Workers<K, J> {
-    thread_name: &'static str,
+pub(crate) struct Threads<K, J> {
+    name: &'static str,
     state: Mutex<State<K, J>>,
     work: Condvar,
 }
@@ -107,10 +116,10 @@ struct State<K, J> {
     progress: Instant,
 }
 
-impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
-    pub(crate) fn new(thread_name: &'static str, most_of_kind: usize) -> Arc<Self> {
+impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Threads<K, J> {
+    pub(crate) fn new(name: &'static str, most_of_kind: usize) -> Arc<Self> {
         Arc::new(Self {
-            thread_name,
+            name,
             state: Mutex::new(State {
                 stopped: false,
                 queue: JobQueue::new(most_of_kind),
@@ -122,13 +131,13 @@ impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
         })
     }
 
-    /// Queues `jobs`, and starts more threads if all of them hang. `run` does one job; false ends the
-    /// thread. Returns true if jobs are queued and more threads could join: call it again, after
-    /// [`MAX_QUEUED`].
+    /// Queues `jobs`, and starts more threads if all of them hang; `may_hang` starts them at once. `run` does one job.
+    /// Returns true if jobs are queued and more threads could join: call it again, after [`MAX_QUEUED`].
     pub(crate) fn push(
         self: &Arc<Self>,
         jobs: Vec<(K, J)>,
-        run: &(impl Fn(J) -> bool + Clone + Send + 'static),
+        may_hang: bool,
+        run: &(impl Fn(J) + Clone + Send + 'static),
     ) -> bool {
         let mut state = lock(&self.state);
         if state.queue.is_empty() {
@@ -148,30 +157,34 @@ impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
         }
         let is_stuck = state.idle == 0 && state.progress.elapsed() >= MAX_QUEUED;
         let missing = match state.threads {
-            0 => ready.min(1),
-            threads if is_stuck => {
-                // On a busy machine, the threads of the last call may not have begun. The sum stays within MAX_WORKERS, since
+            threads if is_stuck || may_hang => {
+                // On a busy machine, the threads of the last call may not have begun. The sum stays within MAX_THREADS, since
                 // no more jobs than that are runnable.
                 let starting = threads.saturating_sub(running);
                 ready.saturating_sub(starting)
             }
+            0 => ready.min(1),
             _ => 0,
         };
         for _ in 0..missing {
-            let (workers, run) = (Arc::clone(self), run.clone());
+            let (threads, run) = (Arc::clone(self), run.clone());
             // If the system starts no thread, the next call tries again while the lease lasts.
-            if spawn(self.thread_name, move || workers.work(run)).is_ok() {
+            if spawn(self.name, move || threads.work(run)).is_ok() {
                 state.threads += 1;
                 state.progress = Instant::now();
             }
         }
-        ready > 0 && state.threads < MAX_WORKERS
+        ready > 0 && state.threads < MAX_THREADS
     }
 
-    fn work(&self, run: impl Fn(J) -> bool) {
+    fn work(&self, run: impl Fn(J)) {
         let mut state = lock(&self.state);
-        while !state.stopped {
+        loop {
             let Some((kind, job)) = state.queue.take() else {
+                if state.stopped {
+                    state.threads -= 1;
+                    return;
+                }
                 state.idle += 1;
                 state = wait(&self.work, state, None);
                 state.idle -= 1;
@@ -179,18 +192,23 @@ impl<K: Copy + Eq + Send + 'static, J: Send + 'static> Workers<K, J> {
             };
             state.progress = Instant::now();
             drop(state);
-            if !run(job) {
-                return;
-            }
+            run(job);
             state = lock(&self.state);
             state.queue.end(kind);
         }
     }
 
-    /// Ends the threads without waiting for them.
-    pub(crate) fn stop(&self) {
-        lock(&self.state).stopped = true;
+    /// Ends the threads without waiting for them, after all jobs of the kinds that last. Returns the jobs of these
+    /// kinds for which there is no thread.
+    pub(crate) fn stop(&self, lasts: impl Fn(&K) -> bool) -> Vec<J> {
+        let mut state = lock(&self.state);
+        state.stopped = true;
+        state.queue.keep(lasts);
         self.work.notify_all();
+        match state.threads {
+            0 => state.queue.clear(),
+            _ => Vec::new(),
+        }
     }
 }
 
@@ -231,39 +249,51 @@ mod tests {
 
     #[test]
     fn threads_join_only_after_a_time_without_progress() {
-        let workers = Workers::new("test-work", 1);
+        let threads = Threads::new("test-work", 1);
         let (end, ended) = channel::<()>();
         let ended = Arc::new(Mutex::new(ended));
-        let run = move |is_hanging: bool| !is_hanging || lock(&ended).recv().is_ok();
-        workers.push(vec![('a', false)], &run);
-        until(|| lock(&workers.state).idle == 1);
-        workers.push(vec![('a', true)], &run);
-        until(|| lock(&workers.state).queue.running() == 1);
-        assert!(!workers.push(vec![('a', true)], &run), "one of a kind");
-        lock(&workers.state).progress = Instant::now() + Duration::from_secs(3600);
-        assert!(workers.push(vec![('b', true)], &run));
-        assert_eq!(lock(&workers.state).threads, 1, "it was just taken");
-        lock(&workers.state).progress = Instant::now() - MAX_QUEUED;
-        workers.push(Vec::new(), &run);
-        assert_eq!(lock(&workers.state).threads, 2);
-        workers.stop();
+        let run = move |is_hanging: bool| {
+            if is_hanging {
+                let _ = lock(&ended).recv();
+            }
+        };
+        threads.push(vec![('a', false)], false, &run);
+        until(|| lock(&threads.state).idle == 1);
+        threads.push(vec![('a', true)], false, &run);
+        until(|| lock(&threads.state).queue.running() == 1);
+        assert!(
+            !threads.push(vec![('a', true)], false, &run),
+            "one of a kind"
+        );
+        lock(&threads.state).progress = Instant::now() + Duration::from_secs(3600);
+        assert!(threads.push(vec![('b', true)], false, &run));
+        assert_eq!(lock(&threads.state).threads, 1, "it was just taken");
+        lock(&threads.state).progress = Instant::now() - MAX_QUEUED;
+        threads.push(Vec::new(), false, &run);
+        assert_eq!(lock(&threads.state).threads, 2);
+        assert!(threads.stop(|_| false).is_empty());
         drop(end);
     }
 
     #[test]
     fn threads_join_up_to_the_limit_while_jobs_hang() {
-        let workers = Workers::new("test-work", 1);
+        let threads = Threads::new("test-work", 1);
         let (end, ended) = channel::<()>();
         let ended = Arc::new(Mutex::new(ended));
-        let run = move |_: usize| lock(&ended).recv().is_ok();
-        let jobs = (0..MAX_WORKERS + 3).map(|kind| (kind, kind)).collect();
-        assert!(workers.push(jobs, &run), "further threads could join");
-        assert_eq!(lock(&workers.state).threads, 1);
-        while workers.push(Vec::new(), &run) {
+        let run = move |_: usize| {
+            let _ = lock(&ended).recv();
+        };
+        let jobs = (0..MAX_THREADS + 3).map(|kind| (kind, kind)).collect();
+        assert!(
+            threads.push(jobs, false, &run),
+            "further threads could join"
+        );
+        assert_eq!(lock(&threads.state).threads, 1);
+        while threads.push(Vec::new(), false, &run) {
             thread::yield_now();
         }
-        assert_eq!(lock(&workers.state).threads, MAX_WORKERS);
-        workers.stop();
+        assert_eq!(lock(&threads.state).threads, MAX_THREADS);
+        assert!(threads.stop(|_| false).is_empty());
         drop(end);
     }
 }

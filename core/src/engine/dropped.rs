@@ -1,0 +1,199 @@
+//! Drops of guards: the release is sent, and no thread waits for the reply.
+//!
+//! If nothing is under way, the guard's own thread sends it. The store answers at once, or owes the reply, which goes
+//! with the next request of the part: see `travel/queue.rs`. Otherwise the release goes with the next batch. A drop
+//! sends nothing if the guard is lost, if a renewal has the lease, or while the store does not answer.
+
+use std::sync::Arc;
+
+use crate::clock::HostInstant;
+use crate::contract::batch::ReleaseDispatch;
+use crate::contract::provider::ErasedLease;
+use crate::sync::run_caught;
+
+use super::Engine;
+use super::give_back::Return;
+use super::hold::Callbacks;
+use super::hold::acquired::Acquired;
+use super::hold::dropped::{DroppedGuard, Ending};
+use super::threads::MAX_QUEUED;
+use super::travel::request::{LeaseRequest, LeaseVerb, RELEASED, Request, is_no_answer, panicked};
+use super::travel::sender::Entry;
+use super::travel::settlement::Settlement;
+
+impl Engine {
+    /// Ends a guard that is dropped.
+    pub(crate) fn release_dropped(self: &Arc<Self>, acquired: &Acquired) {
+        self.release_dropped_until(acquired, HostInstant::NEVER);
+    }
+
+    /// Ends a guard that is dropped. From `end` on, its thread sends nothing.
+    #[inline(always)] // As in `release.rs`.
+    fn release_dropped_until(self: &Arc<Self>, acquired: &Acquired, end: HostInstant) {
+        let now = self.clock.now();
+        let Some((ending, lease, callbacks)) = self.end_dropped_guard(acquired, now) else {
+            return;
+        };
+        match lease {
+            Some(lease) if now < end && self.may_send(acquired, ending, now) => {
+                self.send_release(acquired, (ending, callbacks), lease, now);
+            }
+            lease => {
+                self.release_later(lease, dropped(acquired, ending), None);
+                self.run_callbacks(&acquired.hold, ending, callbacks);
+            }
+        }
+    }
+
+    /// Ends guards of one acquisition that are dropped, in the reverse order of their names: a thread that waits for the
+    /// first name goes on to the others, and these are free then. From `end` on, their thread sends nothing.
+    pub(crate) fn release_all_dropped(self: &Arc<Self>, all: &[Acquired], end: HostInstant) {
+        if !self.may_travel(all) {
+            let all = all.iter().rev();
+            return all.for_each(|it| self.release_dropped_until(it, end));
+        }
+        let now = self.clock.now();
+        let mut sent: Vec<(usize, Vec<_>)> = Vec::new();
+        let mut ended = Vec::new();
+        for acquired in all.iter().rev() {
+            let Some((ending, lease, callbacks)) = self.end_dropped_guard(acquired, now) else {
+                continue;
+            };
+            ended.push((acquired, ending, callbacks));
+            let guard = dropped(acquired, ending);
+            let lease = match lease {
+                Some(lease) if self.may_send(acquired, ending, now) => lease,
+                lease => {
+                    self.release_later(lease, guard, None);
+                    continue;
+                }
+            };
+            let (part, entry) = (lease.part, self.begin_release(guard));
+            let entry = entry.map(|release| self.unattended(lease, release));
+            match sent.iter_mut().find(|(it, _)| *it == part) {
+                Some((_, entries)) => entries.extend(entry),
+                None => sent.push((part, entry.into_iter().collect())),
+            }
+        }
+        for (part, entries) in sent {
+            self.send_unattended(part, &entries);
+        }
+        for (acquired, ending, callbacks) in ended {
+            self.run_callbacks(&acquired.hold, ending, callbacks);
+        }
+    }
+
+    /// Ends a guard that is dropped, in this process. Returns its lease if that is here. `None` if it was handed over.
+    #[inline(always)]
+    fn end_dropped_guard(
+        &self,
+        acquired: &Acquired,
+        now: HostInstant,
+    ) -> Option<(Ending, Option<ErasedLease>, Callbacks)> {
+        let (mut ending, ended) = self.end_guard(acquired, now)?;
+        if !ending.keeps_name {
+            // The lease was lost before. The store may still have it, so its release comes first.
+            ending.keeps_name = self.queue.begin_release(acquired.hold.key());
+        }
+        Some((ending, ended.lease, ended.callbacks))
+    }
+
+    #[inline(always)]
+    fn may_send(&self, acquired: &Acquired, ending: Ending, now: HostInstant) -> bool {
+        ending.in_time && !self.parts.get(acquired.hold.part).is_silent(now)
+    }
+
+    /// Sends the release of a guard, and concludes the guard if the store answers at once.
+    #[inline(always)]
+    fn send_release(
+        self: &Arc<Self>,
+        acquired: &Acquired,
+        (ending, callbacks): (Ending, Callbacks),
+        mut lease: ErasedLease,
+        now: HostInstant,
+    ) {
+        let part = acquired.hold.part;
+        let mut number = None;
+        if self.capabilities.batch() > 1 {
+            let requests = &self.parts.get(part).requests;
+            number = requests.begin_send(acquired.hold.key().id());
+            if number.is_none() {
+                self.release_later(Some(lease), dropped(acquired, ending), None);
+                return self.run_callbacks(&acquired.hold, ending, callbacks);
+            }
+        }
+        // A guard may be dropped while its thread panics; a second panic would abort.
+        let (answer, lost_reply) = match run_caught(|| self.provider.send_release(&mut lease)) {
+            Some(ReleaseDispatch::Answered(Err(error))) if is_no_answer(error.kind()) => {
+                (None, Some(error))
+            }
+            Some(ReleaseDispatch::Answered(answer)) => {
+                self.note_release((part, now), &answer);
+                (Some(answer), None)
+            }
+            Some(ReleaseDispatch::Sent(sent)) => {
+                let sent = LeaseRequest {
+                    verb: LeaseVerb::Collect(Some(sent), now),
+                    ..LeaseRequest::release(lease, now)
+                };
+                self.owe_reply(acquired, ending, sent, number);
+                return self.run_callbacks(&acquired.hold, ending, callbacks);
+            }
+            Some(ReleaseDispatch::NotSent) => (None, None),
+            None => (Some(Err(panicked(RELEASED))), None),
+        };
+        self.end_send(part, number, None);
+        match answer {
+            Some(answer) => {
+                // The observer has the error.
+                let _ = self.conclude(acquired, ending, callbacks, answer);
+            }
+            None => {
+                self.release_later(Some(lease), dropped(acquired, ending), lost_reply);
+                self.run_callbacks(&acquired.hold, ending, callbacks);
+            }
+        }
+    }
+
+    /// Leaves the reply to a release that was sent to the next request of its part.
+    fn owe_reply(
+        self: &Arc<Self>,
+        acquired: &Acquired,
+        ending: Ending,
+        mut sent: LeaseRequest,
+        number: Option<u64>,
+    ) {
+        let (part, key) = (acquired.hold.part, acquired.hold.key());
+        let Some(release) = self.begin_release(dropped(acquired, ending)) else {
+            return self.end_send(part, number, None);
+        };
+        sent.deadline = self.release_end(&release);
+        if number.is_none() {
+            // Nothing goes behind it, so no other thread requests the name until a thread of the keeper has the reply.
+            return self.start_return(Return::Lease(sent, release));
+        }
+        let (request, settlement) = (Request::Lease(sent), Settlement::Release(release.sent()));
+        let owed = Entry::unattended(request, settlement, Some(key.id()));
+        self.end_send(part, number, Some(owed));
+        self.timer.note(self.clock.now() + MAX_QUEUED);
+        // What this process asks from here on goes behind the release.
+        self.pass_on(key, ending);
+    }
+
+    /// Ends the sending of a release, which is `owed` if it was sent.
+    #[inline(always)]
+    fn end_send(self: &Arc<Self>, part: usize, number: Option<u64>, owed: Option<Arc<Entry>>) {
+        if let Some(number) = number
+            && let Some(next) = self.parts.get(part).requests.end_send(number, owed)
+        {
+            self.start_sender(part, next);
+        }
+    }
+}
+
+fn dropped(acquired: &Acquired, ending: Ending) -> Box<DroppedGuard> {
+    Box::new(DroppedGuard {
+        acquired: acquired.clone(),
+        ending,
+    })
+}

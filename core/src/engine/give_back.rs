@@ -1,0 +1,442 @@
+//! What goes back to the store and no caller waits for: the leases of dropped guards, grants that came too late, and
+//! what an attempt without a reply may have been granted.
+//!
+//! A release is asked once like every other request. If the store does not answer, a job repeats it until the store
+//! does, or has ended the lease by itself. These jobs have threads of their own, so that no renewal waits behind a
+//! release that hangs.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::cancel::CancelToken;
+use crate::clock::HostInstant;
+use crate::contract::provider::{AcquireRequest, ErasedLease, GRACE, Released};
+use crate::error::{Error, ErrorKind};
+use crate::sync::{lock, run_caught, wait};
+
+use super::backoff::Limits;
+use super::hold::dropped::DroppedGuard;
+use super::hold::lease::Unwanted;
+use super::key::Key;
+use super::release::{RELEASE_LIMIT, ReleaseAttempt, found_after};
+use super::retry::Retry;
+use super::travel::request::{Answer, Attempt, LeaseRequest, LeaseVerb, Request, is_no_answer};
+use super::travel::sender::{Entry, Reply};
+use super::travel::settlement::{Release, Settlement};
+use super::{Engine, Job, JobKind};
+
+/// The most leases that are being released. Each costs some hundred bytes.
+const MAX_PENDING: usize = 1 << 16;
+
+/// What a job gives back to the store.
+pub(crate) enum Return {
+    Lease(LeaseRequest, Release),
+    /// What an attempt without a reply may have been granted, in this part of the store. No thread of this process
+    /// requests its name meanwhile.
+    Attempt(usize, Attempt),
+}
+
+/// The releases of a keeper that no caller waits for.
+pub(crate) struct PendingReturns {
+    /// The number of those that are queued, under way, repeated, or wait for a renewal to return.
+    count: Mutex<usize>,
+    /// Notified when none is left.
+    all_done: Condvar,
+    /// Cancelled at the keeper's end: from then on nothing is repeated.
+    ended: CancelToken,
+}
+
+impl PendingReturns {
+    pub(super) fn new() -> Self {
+        Self {
+            count: Mutex::new(0),
+            all_done: Condvar::new(),
+            ended: CancelToken::new(),
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        *lock(&self.count)
+    }
+
+    /// Waits until none is left, at most for `limit`.
+    pub(super) fn wait_until_done(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let mut count = lock(&self.count);
+        while *count > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            count = wait(&self.all_done, count, Some(left));
+        }
+    }
+
+    /// Limits each release that is left to one request to the store.
+    pub(super) fn end(&self) {
+        self.ended.cancel();
+    }
+
+    /// Counts one more. Returns false if there are too many.
+    fn begin(&self) -> bool {
+        let mut count = lock(&self.count);
+        let may_begin = *count < MAX_PENDING;
+        *count += usize::from(may_begin);
+        may_begin
+    }
+
+    fn finish(&self) {
+        let mut count = lock(&self.count);
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            self.all_done.notify_all();
+        }
+    }
+}
+
+impl Engine {
+    fn begin_return(&self, part: usize) -> bool {
+        let begins = self.returns.begin();
+        if begins {
+            self.parts.get(part).begin_release(self.clock.now());
+        }
+        begins
+    }
+
+    fn finish_return(&self, part: usize) {
+        self.parts.get(part).end_release(self.clock.now());
+        self.returns.finish();
+    }
+
+    /// Begins the release of a dropped guard's lease. `None` if there are too many: then the guard's end is reported.
+    pub(super) fn begin_release(&self, guard: Box<DroppedGuard>) -> Option<Release> {
+        let hold = &guard.acquired.hold;
+        let part = hold.part;
+        if !self.begin_return(part) {
+            self.end_dropped(&guard, Err(too_many()));
+            return None;
+        }
+        Some(Release {
+            part,
+            until: self.clock.now() + hold.policy.ttl(),
+            guard: Some(guard),
+            lost_reply: None,
+            is_sent: false,
+        })
+    }
+
+    /// Releases the lease of a dropped guard. `lease` is `None` if a renewal has it, or if it was released before.
+    pub(super) fn release_later(
+        self: &Arc<Self>,
+        lease: Option<ErasedLease>,
+        guard: Box<DroppedGuard>,
+        lost_reply: Option<Error>,
+    ) {
+        let Some(mut release) = self.begin_release(guard) else {
+            return;
+        };
+        let lease = match (lease, release.guard.take()) {
+            (None, Some(guard)) => {
+                let hold = Arc::clone(&guard.acquired.hold);
+                match hold.release_after_renewal(guard) {
+                    Ok(()) => return,
+                    Err((guard, lease)) => {
+                        release.guard = Some(guard);
+                        lease
+                    }
+                }
+            }
+            (lease, guard) => {
+                release.guard = guard;
+                lease
+            }
+        };
+        release.lost_reply = lost_reply.filter(|it| it.kind() == ErrorKind::Unknown);
+        match lease {
+            Some(lease) => self.start_release(lease, release),
+            None => self.end_release(&release, Ok(Released::AlreadyLost)),
+        }
+    }
+
+    /// Releases a lease that no guard needs.
+    pub(super) fn give_back(self: &Arc<Self>, lease: ErasedLease, ttl: Duration) {
+        self.release_unwanted(Unwanted { lease, guard: None }, ttl);
+    }
+
+    /// Releases a lease that came back from its renewal, and that no guard needs.
+    pub(super) fn release_unwanted(self: &Arc<Self>, unwanted: Unwanted, ttl: Duration) {
+        let Unwanted { lease, guard } = unwanted;
+        // A guard that was dropped has been counted. Without one, the ttl frees the name at the latest.
+        if guard.is_some() || self.begin_return(lease.part) {
+            let release = Release {
+                part: lease.part,
+                until: self.clock.now() + ttl,
+                guard,
+                lost_reply: None,
+                is_sent: false,
+            };
+            self.start_release(lease, release);
+        }
+    }
+
+    fn start_release(self: &Arc<Self>, lease: ErasedLease, release: Release) {
+        let part = release.part;
+        // A store that takes one operation a call is asked by several threads. In an outage a job waits for its end.
+        if self.capabilities.batch() == 1 || self.parts.get(part).health.is_in_doubt() {
+            let request = LeaseRequest::release(lease, self.release_end(&release));
+            return self.start_return(Return::Lease(request, release));
+        }
+        let entry = self.unattended(lease, release);
+        self.send_unattended(part, &[entry]);
+    }
+
+    /// Returns the request of a release.
+    pub(super) fn unattended(&self, lease: ErasedLease, release: Release) -> Arc<Entry> {
+        let deadline = self.release_end(&release);
+        let request = Request::Lease(LeaseRequest::release(lease, deadline));
+        Entry::unattended(request, Settlement::Release(release), None)
+    }
+
+    /// Returns the end of one request of a release.
+    pub(super) fn release_end(&self, release: &Release) -> HostInstant {
+        release.until.min(self.clock.now() + RELEASE_LIMIT)
+    }
+
+    /// Does what the answer to a release asks for.
+    pub(super) fn settle_release(self: &Arc<Self>, mut release: Release, answer: Answer) {
+        match answer.released() {
+            (Some(lease), Err(error)) if is_no_answer(error.kind()) => {
+                if release.is_sent {
+                    self.fail_held(release.part, &error);
+                }
+                if release.is_sent || error.kind() == ErrorKind::Unknown {
+                    release.lost_reply.get_or_insert(error);
+                }
+                let request = LeaseRequest::release(lease, self.release_end(&release));
+                self.start_return(Return::Lease(request, release));
+            }
+            (_, answer) => {
+                let lost_reply = release.lost_reply.take();
+                let answer = answer.and_then(|found| found_after(found, lost_reply.as_ref()));
+                self.end_release(&release, answer);
+            }
+        }
+    }
+
+    /// Ends a release: reports the end of its guard.
+    fn end_release(self: &Arc<Self>, release: &Release, answer: Result<Released, Error>) {
+        if release.is_sent
+            && let Some(next) = self.parts.get(release.part).requests.settle()
+        {
+            self.start_sender(release.part, next);
+        }
+        if let Some(guard) = &release.guard {
+            self.end_dropped(guard, answer);
+        }
+        self.finish_return(release.part);
+    }
+
+    /// Lets the next thread have the name of a guard that was dropped, and reports the guard's end.
+    fn end_dropped(&self, guard: &DroppedGuard, answer: Result<Released, Error>) {
+        self.pass_on(guard.acquired.hold.key(), guard.ending);
+        // The observer has the error.
+        let _ = self.report_end(&guard.acquired, guard.ending, answer);
+    }
+
+    /// Frees what the head's attempt may have been granted. Then the next thread may request the name.
+    pub(super) fn abandon_later(
+        self: &Arc<Self>,
+        (key, part): (Key<'_>, usize),
+        store_error: Option<Error>,
+        attempt: Attempt,
+    ) {
+        if !self.begin_return(part) {
+            return self.queue.pass(key, store_error);
+        }
+        self.queue.keep(key, store_error);
+        self.start_return(Return::Attempt(part, attempt));
+    }
+
+    /// Schedules what goes back on threads of its own.
+    pub(super) fn start_return(self: &Arc<Self>, what: Return) {
+        let part = match &what {
+            Return::Lease(_, release) => release.part,
+            Return::Attempt(part, _) => *part,
+        };
+        let job = Job::Return(self.lasting_use(), what);
+        self.start_work(vec![(JobKind::Return(part), job)]);
+    }
+
+    /// Gives something back to the store until that has answered.
+    pub(super) fn carry_back(self: &Arc<Self>, what: Return) {
+        match what {
+            Return::Lease(request, release) => self.release_until_answered(request, release),
+            Return::Attempt(part, attempt) => {
+                run_caught(|| self.provider.abandon(&attempt.request(&*self.clock)));
+                self.end_abandoned(part, &attempt);
+            }
+        }
+    }
+
+    /// Ends what no thread can give back.
+    pub(super) fn end_return(self: &Arc<Self>, what: Return) {
+        match what {
+            Return::Lease(_, release) => {
+                let text = "no thread could be started for the release; raise the limit of threads";
+                let error = Error::new(ErrorKind::Unavailable, text);
+                self.end_release(&release, Err(not_released(error)));
+            }
+            Return::Attempt(part, attempt) => self.end_abandoned(part, &attempt),
+        }
+    }
+
+    fn end_abandoned(&self, part: usize, attempt: &Attempt) {
+        self.queue.released(attempt.key());
+        self.closing.notify();
+        self.finish_return(part);
+    }
+
+    /// Asks the store to release a lease until it answers, or has ended the lease by itself.
+    fn release_until_answered(self: &Arc<Self>, mut request: LeaseRequest, mut release: Release) {
+        let (part, is_sent) = (release.part, release.is_sent);
+        // No thread of this process requests the name until the release is finished.
+        let keeps = |it: &&DroppedGuard| it.ending.keeps_name;
+        let hold = release.guard.as_deref().filter(keeps);
+        let hold = hold.map(|guard| Arc::clone(&guard.acquired.hold));
+        let fail = |cause: &Error| {
+            if let Some(hold) = &hold {
+                self.queue.fail(hold.key(), cause);
+            }
+            if is_sent {
+                self.fail_held(part, cause);
+            }
+        };
+        let limits = Limits {
+            clock: &*self.clock,
+            until: release.until,
+            cancel: Some(&self.returns.ended),
+        };
+        let mut retry = Retry::new(limits, self.clock.now()).continued(release.lost_reply.take());
+        let health = &self.parts.get(part).health;
+        // The one that asks in an outage may ask for this name, and wait for this release.
+        if !is_sent {
+            retry.ride_out(health);
+        }
+        if let Some((_, cause)) = health.outage() {
+            fail(&cause);
+        }
+        let mut paused = match request.verb {
+            LeaseVerb::Collect(..) => Ok(()),
+            _ => retry.before_first(),
+        };
+        let answer = loop {
+            if let Err(error) = paused {
+                break Err(not_released(error));
+            }
+            request.deadline = self.release_end(&release);
+            let error = match self.attempt_release(request, retry.lost_reply()) {
+                ReleaseAttempt::Answered(answer) => break answer,
+                ReleaseAttempt::NoAnswer(lease, error) => {
+                    request = LeaseRequest::release(lease, release.until);
+                    error
+                }
+                ReleaseAttempt::UnderWay(entry) => {
+                    release.lost_reply = retry.lost_reply().cloned();
+                    return self.leave(&entry, Settlement::Release(release));
+                }
+            };
+            if error.kind() == ErrorKind::Unavailable {
+                fail(&error);
+            }
+            paused = retry.after(&error, None);
+        };
+        self.end_release(&release, answer);
+    }
+
+    /// Leaves a release that is under way, and whose caller waits no longer.
+    pub(super) fn leave_release(self: &Arc<Self>, entry: &Entry, part: usize, ttl: Duration) {
+        let settlement = match self.begin_return(part) {
+            true => Settlement::Release(Release {
+                part,
+                until: self.clock.now() + ttl,
+                guard: None,
+                lost_reply: None,
+                is_sent: false,
+            }),
+            false => Settlement::GiveBack(ttl),
+        };
+        self.leave(entry, settlement);
+    }
+
+    /// Releases a lease that no guard gets, and returns the reason for that. The caller waits for the answer until
+    /// the end of its request, and after a cancel for 80 ms. Then the keeper's threads finish it.
+    pub(super) fn give_up(
+        self: &Arc<Self>,
+        request: &AcquireRequest<'_>,
+        lease: ErasedLease,
+        reason: Error,
+    ) -> Error {
+        // The release may arrive late: it must not meet what a repeated request is granted.
+        request.owner.set(None);
+        let limit = match request.is_cancelled() {
+            true => GRACE,
+            false => RELEASE_LIMIT,
+        };
+        let (part, deadline) = (lease.part, request.end().min(request.now() + limit));
+        match self.ask_by_keeper(LeaseRequest::release(lease, deadline), None) {
+            Reply::Answered(answer) => {
+                if let (Some(lease), Err(_)) = answer.released() {
+                    self.give_back(lease, request.ttl);
+                }
+            }
+            Reply::UnderWay(entry) => self.leave_release(&entry, part, request.ttl),
+        }
+        reason
+    }
+}
+
+fn too_many() -> Error {
+    let text = format!(
+        "{MAX_PENDING} dropped guards wait for the store already, so this lock was not released; the store frees it after its ttl"
+    );
+    Error::new(ErrorKind::Unavailable, text)
+}
+
+/// Returns the error of a guard that was dropped, and that the store did not release.
+fn not_released(cause: Error) -> Error {
+    let text = "the guard was dropped, and the store gave no answer to its release; it frees the lock after its ttl at the latest";
+    Error::new(cause.kind(), text).with_source(cause)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+    use std::thread;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn wait_for_releases_ends_with_the_last_of_them_or_at_its_limit() {
+        let releases = Arc::new(PendingReturns::new());
+        assert!(releases.begin() && releases.begin());
+        releases.wait_until_done(Duration::ZERO);
+        assert_eq!(releases.count(), 2);
+        let waits = Arc::clone(&releases);
+        let (sender, ended) = channel();
+        thread::spawn(move || {
+            waits.wait_until_done(100 * LIMIT);
+            sender.send(waits.count()).unwrap();
+        });
+        releases.finish();
+        assert_eq!(
+            ended.recv_timeout(Duration::ZERO),
+            Err(RecvTimeoutError::Timeout)
+        );
+        releases.finish();
+        assert_eq!(ended.recv_timeout(LIMIT), Ok(0));
+        releases.finish();
+        assert_eq!(releases.count(), 0);
+    }
+}
