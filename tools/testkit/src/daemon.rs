@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::process::Process;
 use crate::tls::Certificates;
+use crate::until::found_within;
 use crate::watchdog::Watchdog;
 
 /// How long a server may take to answer for the first time; Redis needs some 20 ms, MySQL 800.
@@ -232,23 +233,22 @@ impl Daemon {
             &self.log_file(),
             &self.watchdog,
         )?;
-        let until = Instant::now() + START;
-        let mut last = loop {
-            let error = match ready() {
-                Ok(()) => {
-                    *running = Some(process);
-                    return Ok(());
-                }
-                Err(error) => error,
+        let mut last = String::new();
+        let started = found_within(START, || {
+            let Err(error) = ready() else {
+                return Ok(Some(true));
             };
-            if let Some(status) = process.exited()? {
-                break format!("it ended with {status}");
-            }
-            if Instant::now() > until {
-                break format!("it does not reply: {error}");
-            }
-            thread::sleep(Duration::from_millis(2));
-        };
+            last = format!("it does not reply: {error}");
+            let Some(status) = process.exited()? else {
+                return Ok(None);
+            };
+            last = format!("it ended with {status}");
+            Ok(Some(false))
+        })?;
+        if started == Some(true) {
+            *running = Some(process);
+            return Ok(());
+        }
         let taken = self.log().to_lowercase().contains("address already in use");
         drop(process);
         if taken {

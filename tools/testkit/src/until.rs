@@ -1,5 +1,6 @@
 //! Waiting for something that a test expects.
 
+use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,28 +18,32 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// `condition` did not hold in time: `what` is in the message.
 #[track_caller]
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let holds = holds_in_time(|| Ok::<_, ()>(condition()));
-    assert_eq!(holds, Ok(true), "never within {LIMIT:?}: {what}");
+    let holds = wait_until(|| Ok(condition()));
+    assert!(holds.is_ok(), "never within {LIMIT:?}: {what}");
 }
 
 /// Waits until `condition` holds, as [`until`] does. It is an error if it does not.
-pub(crate) fn wait_until(condition: impl FnMut() -> std::io::Result<bool>) -> std::io::Result<()> {
-    match holds_in_time(condition)? {
-        true => Ok(()),
-        false => Err(std::io::ErrorKind::TimedOut.into()),
-    }
+pub(crate) fn wait_until(mut condition: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
+    let holds = found_within(LIMIT, || Ok(condition()?.then_some(())))?;
+    holds.ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
-fn holds_in_time<E>(mut condition: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
+/// Searches until there is something, for as long as `limit`. A machine that is too busy to end a pause in time is given
+/// as much longer.
+pub(crate) fn found_within<T>(
+    limit: Duration,
+    mut search: impl FnMut() -> io::Result<Option<T>>,
+) -> io::Result<Option<T>> {
     let mut waited = Duration::ZERO;
-    while waited < LIMIT {
+    while waited < limit {
         let began = Instant::now();
-        if condition()? {
-            return Ok(true);
+        let found = search()?;
+        if found.is_some() {
+            return Ok(found);
         }
         // What a pause takes longer than this is the machine's.
         waited += began.elapsed() + PAUSE;
         thread::sleep(PAUSE);
     }
-    Ok(false)
+    Ok(None)
 }

@@ -3,7 +3,6 @@
 use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -12,6 +11,7 @@ use super::network::Network;
 use super::server::Peers;
 use super::{EtcdKind, EtcdOptions, EtcdServer};
 use crate::daemon::{START, free_ports};
+use crate::until::found_within;
 
 /// Three members that run until this is dropped. All methods can be called from any thread.
 #[derive(Debug)]
@@ -91,20 +91,14 @@ impl EtcdCluster {
     /// since they are stopped or cut off.
     ///
     /// # Errors
-    /// There is none within 30 s.
+    /// There is none within 90 s.
     pub fn leader(&self, but: &[usize]) -> io::Result<usize> {
-        let until = Instant::now() + START;
-        loop {
+        let leader = found_within(START, || {
             let mut others = (0..self.members.len()).filter(|number| !but.contains(number));
             let leads = |number: &usize| self.members.get(*number).is_some_and(is_leader);
-            if let Some(found) = others.find(leads) {
-                return Ok(found);
-            }
-            if Instant::now() > until {
-                return Err(io::Error::other("the members elect no leader"));
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+            Ok(others.find(leads))
+        })?;
+        leader.ok_or_else(|| io::Error::other("the members elect no leader"))
     }
 
     /// Adds a member that learns, and starts it: it serves no client until it is promoted. For the first five seconds, the

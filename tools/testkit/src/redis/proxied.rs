@@ -3,12 +3,11 @@
 use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::{RedisKind, RedisOptions, RedisServer};
 use crate::daemon::START;
 use crate::proxy::Proxy;
+use crate::until::found_within;
 
 /// Servers that work together, by number, each with the proxy in front of it.
 pub struct ProxiedServers(Vec<(RedisServer, Proxy)>);
@@ -57,12 +56,8 @@ impl ProxiedServers {
     /// # Panics
     /// There are fewer servers.
     #[must_use]
-    #[allow(
-        clippy::indexing_slicing,
-        reason = "a test passes a number of a set that it started"
-    )]
     pub fn server(&self, at: usize) -> &RedisServer {
-        &self.0[at].0
+        &self.pair(at).0
     }
 
     /// Returns the proxy in front of a server by the server's number.
@@ -70,12 +65,16 @@ impl ProxiedServers {
     /// # Panics
     /// There are fewer servers.
     #[must_use]
+    pub fn proxy(&self, at: usize) -> &Proxy {
+        &self.pair(at).1
+    }
+
     #[allow(
         clippy::indexing_slicing,
         reason = "a test passes a number of a set that it started"
     )]
-    pub fn proxy(&self, at: usize) -> &Proxy {
-        &self.0[at].1
+    fn pair(&self, at: usize) -> &(RedisServer, Proxy) {
+        &self.0[at]
     }
 
     /// Returns the number of the server that a reply names by the port of its proxy.
@@ -91,20 +90,16 @@ impl fmt::Debug for ProxiedServers {
     }
 }
 
-/// Waits for a condition for 30 s at most. The error has the logs of `servers`.
+/// Waits for a condition for 90 s at most. The error has the logs of `servers`.
 pub(super) fn wait<'a>(
     what: &str,
     servers: impl Iterator<Item = &'a RedisServer>,
     mut condition: impl FnMut() -> io::Result<bool>,
 ) -> io::Result<()> {
-    let until = Instant::now() + START;
-    while !condition()? {
-        if Instant::now() > until {
-            let logs: Vec<_> = servers.map(|it| it.log()).collect();
-            let text = format!("never: {what}. The logs:\n{}", logs.join("\n"));
-            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
+    let holds = found_within(START, || Ok(condition()?.then_some(())))?;
+    holds.ok_or_else(|| {
+        let logs: Vec<_> = servers.map(|it| it.log()).collect();
+        let text = format!("never: {what}. The logs:\n{}", logs.join("\n"));
+        io::Error::new(io::ErrorKind::TimedOut, text)
+    })
 }

@@ -6,12 +6,12 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{RedisClient, RedisKind, RedisOptions, Reply};
 use crate::daemon::{Daemon, START};
 use crate::find;
+use crate::until::found_within;
 
 /// Shortens a sentinel's intervals, which are one second or ten by default. A replica takes over only if it replied
 /// within five ping periods. Sentinels correct the primary of a replica only after four hello periods.
@@ -177,21 +177,14 @@ impl RedisServer {
     /// Waits until this replica has the data of its primary and follows it.
     ///
     /// # Errors
-    /// It has not within 20 s, or does not answer.
+    /// It does not within 90 s, or does not answer.
     pub fn wait_for_sync(&self) -> io::Result<()> {
-        let until = Instant::now() + START;
-        while self
-            .info("replication")?
-            .get("master_link_status")
-            .map(String::as_str)
-            != Some("up")
-        {
-            if Instant::now() > until {
-                return Err(self.daemon.failed("it does not follow its primary"));
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        let follows = found_within(START, || {
+            let replication = self.info("replication")?;
+            let status = replication.get("master_link_status");
+            Ok(status.filter(|status| *status == "up").map(drop))
+        })?;
+        follows.ok_or_else(|| self.daemon.failed("it does not follow its primary"))
     }
 
     pub(super) fn bus_port(&self) -> Option<u16> {
