@@ -100,6 +100,7 @@ impl SessionConnection for Connection {
             released,
             attempted,
             held,
+            ..Replies::default()
         })
     }
 

@@ -80,6 +80,10 @@ pub struct Connection {
     /// run the wrong one.
     prepared: HashMap<String, String>,
     last_prepared: u64,
+    /// Whether the reply to a statement is to be read before that to the next one.
+    owes_reply: bool,
+    /// What the server replied to it, when another statement was first.
+    owed_reply: Option<Reply>,
     /// What `pg_stat_activity` shows of the session.
     pub(crate) shown: ShownNames,
 }
@@ -137,6 +141,8 @@ impl Connection {
             is_replica: false,
             prepared: HashMap::new(),
             last_prepared: 0,
+            owes_reply: false,
+            owed_reply: None,
             shown: ShownNames::default(),
         };
         let pid = connection.query(PID, &[])?.number(0);
@@ -261,11 +267,40 @@ impl Connection {
         Ok(replies)
     }
 
+    /// Sends a statement and does not wait, neither for the socket nor for the reply. Returns false, and sends nothing, if
+    /// the socket does not take it at once, or if it was not prepared before.
+    pub(crate) fn send(&mut self, sql: &str, values: Values<'_>) -> Result<bool, Failure> {
+        let Some(name) = self.prepared.get(sql).filter(|_| !self.owes_reply) else {
+            return Ok(false);
+        };
+        let written = write_statement(name, values, self.shown.sql.as_deref(), &mut self.wire.out);
+        written.map_err(|error| self.failed(error))?;
+        self.link.is_in_doubt = true;
+        let sent = self.wire.send_at_once();
+        self.owes_reply = sent.map_err(|error| self.failed(error))?;
+        self.link.is_in_doubt = self.owes_reply;
+        self.link.add_commands(usize::from(self.owes_reply));
+        Ok(self.owes_reply)
+    }
+
+    /// Returns the reply to what [`send`](Self::send) has sent.
+    pub(crate) fn owed_reply(&mut self) -> Result<Reply, Failure> {
+        if self.owes_reply {
+            self.exchange(0)?;
+        }
+        let reply = self.owed_reply.take();
+        reply.ok_or_else(|| Failure::Unanswered(senseless()))
+    }
+
     /// Sends what was written, and reads the replies to so many statements.
     fn exchange(&mut self, statements: usize) -> Result<Vec<Reply>, Failure> {
         self.link.is_in_doubt = true;
         let sent = self.wire.send(self.link.limit);
         sent.map_err(|error| self.failed(error))?;
+        if self.owes_reply {
+            self.owed_reply = Some(self.reply()?);
+            self.owes_reply = false;
+        }
         let replies = (0..statements)
             .map(|_| self.reply())
             .collect::<Result<_, _>>()?;

@@ -91,6 +91,14 @@ impl SessionConnection for Connection {
         self.shown.add(requests.attempts.iter().map(|it| &it.shown));
         let before = self.shared.last_epoch.get();
         let mut numbers = self.release_and_try(requests)?.into_iter();
+        let sent = requests.sent.as_ref().map(|_| self.was_released());
+        let sent = sent.transpose()?;
+        if let (Some(name), Some(Err(failure))) = (&requests.sent, &sent)
+            && requests.attempts.contains(name)
+        {
+            // The session may have the lock twice now.
+            return Err(Failure::Unanswered(failure.error().clone()));
+        }
         self.shown
             .remove(requests.releases.iter().map(|name| &name.shown));
         let released = numbers.by_ref().take(requests.releases.len());
@@ -106,11 +114,17 @@ impl SessionConnection for Connection {
         let missed = missed.filter(|(_, attempted)| !matches!(attempted, Ok(Some(_))));
         self.shown.remove(missed.map(|(it, _)| &it.shown));
         Ok(Replies {
+            sent,
             released,
             attempted,
             // A session that replies holds all that it took.
             held: vec![true; requests.checks.len()],
         })
+    }
+
+    fn send_release(&mut self, name: &LockKey) -> Result<bool, Failure> {
+        self.shown.remove([&name.shown]);
+        self.send(&Verbs::of(name).release, &[&name.number()])
     }
 
     fn wait(&mut self, name: &LockKey, wait: Duration, grace: Duration) -> Attempted {
@@ -140,6 +154,18 @@ impl SessionConnection for Connection {
 }
 
 impl Connection {
+    /// Reads the reply to a release that was sent before.
+    fn was_released(&mut self) -> Result<Result<bool, Failure>, Failure> {
+        let rows = match self.owed_reply()? {
+            Ok(rows) => rows,
+            Err(error) => return Ok(Err(error.into_failure(&self.shared.link.server))),
+        };
+        let released = rows.first().and_then(|row| row.number::<u8>(0));
+        released
+            .map(|number| Ok(number == 1))
+            .ok_or_else(unreadable)
+    }
+
     fn wait_for(&mut self, name: &LockKey, wait: Duration, grace: Duration) -> Attempted {
         let before = self.shared.last_epoch.get();
         let until = Instant::now() + wait + grace;
@@ -168,9 +194,8 @@ impl Connection {
             releases, attempts, ..
         } = requests;
         let rows = match (releases.as_slice(), attempts.as_slice()) {
-            ([], []) => {
-                return self.execute("", &[]).map(|_| Vec::new());
-            }
+            ([], []) if requests.checks.is_empty() => return Ok(Vec::new()),
+            ([], []) => return self.execute("", &[]).map(|_| Vec::new()),
             ([name], []) => self.execute(&Verbs::of(name).release, &[&name.number()]),
             ([], [name]) => self.execute(&Verbs::of(name).attempt, &[&name.number()]),
             _ => {

@@ -6,17 +6,15 @@
 //! connection, since the session of the thread's own lease takes further names of the same ttl. No call on such a
 //! session waits for a lock. So the largest held name grows until a thread has all its names and releases them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
-use lockkeeper_remote::{Backoff, Failure, Found, LAST_ATTEMPT, PooledConn, WaitPermit};
+use lockkeeper_core::{AcquireRequest, AttemptRequest, Error, Grant, HostInstant, Operation};
+use lockkeeper_remote::{Backoff, Failure, LAST_ATTEMPT, PooledConn, WaitPermit, no_time};
 
 use crate::attempt::{Made, cancellable};
 use crate::connection::{SessionConnection, SessionName};
 use crate::lease::SessionLease;
 use crate::requests::{Replies, Requests};
-use crate::session::Session;
 use crate::store::SessionStore;
 
 /// The first pause between two attempts while no connection is free to wait on; it doubles up to
@@ -36,7 +34,8 @@ struct Acquisition<'a, C: SessionConnection> {
 }
 
 impl<C: SessionConnection> SessionStore<C> {
-    /// Acquires a name: see [`Backend::acquire`](lockkeeper_core::Backend::acquire).
+    /// Acquires a name behind an attempt that found another holder, or no connection: see
+    /// [`Backend::acquire`](lockkeeper_core::Backend::acquire).
     ///
     /// # Errors
     /// As there.
@@ -48,105 +47,49 @@ impl<C: SessionConnection> SessionStore<C> {
             wanted: SessionName::requested(&self.namespace, name, mode),
             idle: C::idle(request.ttl()),
         };
-        acquisition.run().map_err(Failure::into_error)
+        acquisition.run()
     }
 }
 
 impl<C: SessionConnection> Acquisition<'_, C> {
-    fn run(&self) -> Result<Granted<C>, Failure> {
-        let mut retries = self.store.options.pool_size;
+    fn run(&self) -> Result<Granted<C>, Error> {
+        let request = self.request;
         let mut pauses = Backoff::new(PAUSE, LONGEST_PAUSE);
-        while !self.request.is_cancelled() {
-            match self.attempt() {
-                Ok(Some(grant)) => return Ok(Some(grant)),
-                Ok(None) => {}
-                // The server may have closed every idle connection of the pool. A connection without a
-                // reply is closed, and its grant ends with it. The attempt after the last of them uses
-                // a new connection, and shows whether the server can be reached.
-                Err(Failure::Closed(_) | Failure::Unanswered(_))
-                    if retries > 0 && self.request.now() < self.request.end() =>
-                {
-                    retries -= 1;
-                    continue;
-                }
-                Err(failure) => return Err(failure),
+        while !request.is_cancelled() {
+            // A caller may have found no connection before, and a name is busy only if the server says so.
+            if let Some(granted) = self.attempt()? {
+                return Ok(Some(granted));
             }
-            self.request.contended();
-            // The engine retries after a busy attempt.
-            retries = 0;
-            let deadline = match self.request.deadline() {
-                Some(deadline) if self.request.now() < deadline => deadline,
-                _ => return Ok(None),
+            request.contended();
+            let Some(deadline) = request.deadline().filter(|at| request.now() < *at) else {
+                break;
             };
-            if let Some((slot, _permit)) = self.checkout_to_wait(pauses.next_pause(), deadline)
-                && let Some(granted) = self.wait(slot, deadline)?
-            {
-                return Ok(granted);
+            let Some((slot, _permit)) = self.checkout_to_wait(pauses.next_pause(), deadline) else {
+                continue;
+            };
+            match self.wait(slot, deadline) {
+                Err(_) if request.is_cancelled() => break,
+                Ok(None) if request.now() < deadline => {}
+                waited => return waited.map_err(Failure::into_error),
             }
         }
         Ok(None)
     }
 
-    /// Makes one attempt. While few connections hold names, it uses a connection without names, else one
-    /// with names.
-    fn attempt(&self) -> Result<Granted<C>, Failure> {
-        let store = self.store;
-        let left = || store.left(self.request.end());
-        let shared = || store.sessions.enter(&self.wanted, self.idle, true);
-        if store.shares()
-            && let Some(session) = shared()
-        {
-            return self.try_on_session(&session, left());
-        }
-        let slot = match store.checkout_or_share(left(), shared)? {
-            Found::Slot(slot) => slot,
-            Found::Other(session) => return self.try_on_session(&session, left()),
+    /// Makes one attempt, which waits for a connection, or for a session that takes the name.
+    fn attempt(&self) -> Result<Granted<C>, Error> {
+        let deadline = self.request.end();
+        let mut one = [Operation::Acquire(AttemptRequest {
+            request: self.request,
+            deadline,
+            answer: None,
+        })];
+        let left = self.store.left(deadline);
+        self.store.carry_out(&mut one, left, self.request.cancel());
+        let [Operation::Acquire(AttemptRequest { answer, .. })] = one else {
+            return Ok(None);
         };
-        match store.try_on_slot(
-            slot,
-            &self.requests(),
-            self.idle,
-            self.request.end(),
-            self.request.cancel(),
-        ) {
-            Ok(made) => self.granted(made),
-            // No connection can be opened.
-            Err(Failure::NotSent(error)) => match shared() {
-                Some(session) => self.try_on_session(&session, left()),
-                None => Err(Failure::NotSent(error)),
-            },
-            Err(failure) => Err(failure),
-        }
-    }
-
-    fn requests(&self) -> Requests<C::Name> {
-        Requests::attempts(vec![self.wanted.clone()])
-    }
-
-    /// Requests the name on a session to which it was added. After the caller's time, the call continues: if
-    /// it were cut short, the state of the session would be unknown.
-    fn try_on_session(
-        &self,
-        session: &Arc<Session<C>>,
-        left: Duration,
-    ) -> Result<Granted<C>, Failure> {
-        let asked_at = self.request.now();
-        let requests = self.requests();
-        let call = self.store.sessions.start(session, requests, left);
-        let replies = call.reply(left, self.request.cancel())?;
-        self.granted(Made {
-            session: Arc::clone(session),
-            attempted: replies.attempted,
-            asked_at,
-        })
-    }
-
-    fn granted(&self, mut made: Made<C>) -> Result<Granted<C>, Failure> {
-        let epoch = made.attempted.pop().unwrap_or(Ok(None))?;
-        Ok(epoch.map(|epoch| {
-            self.store
-                .grant(&made, self.request, self.wanted.clone(), epoch)
-        }))
+        answer.unwrap_or_else(|| Err(no_time().into_error()))
     }
 
     /// Returns a connection to wait on. Returns `None` after `pause` if there is none. Then the caller makes
@@ -164,19 +107,13 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         self.store.pool.checkout_to_wait(limit, is_over)
     }
 
-    /// Waits on a connection that holds no name. A cancel ends the session, which would free all its
-    /// names. Returns `None` if the wait ended before its deadline.
-    fn wait(
-        &self,
-        slot: PooledConn<C>,
-        deadline: HostInstant,
-    ) -> Result<Option<Granted<C>>, Failure> {
-        let store = self.store;
-        let (requests, cancel) = (self.requests(), self.request.cancel());
+    /// Waits on a connection of its own that holds no name. A cancel ends the session, which frees all its names.
+    fn wait(&self, slot: PooledConn<C>, deadline: HostInstant) -> Result<Granted<C>, Failure> {
+        let (store, cancel) = (self.store, self.request.cancel());
+        let requests = Requests::attempts(vec![self.wanted.clone()]);
         let session = store.open_session(slot, &requests, self.idle, self.request.end(), cancel)?;
         let asked_at = self.request.now();
-        let span = deadline.saturating_since(asked_at);
-        let span = span.min(C::LONGEST_WAIT);
+        let span = deadline.saturating_since(asked_at).min(C::LONGEST_WAIT);
         let wait = |connection: &mut C| {
             let taken = match span.is_zero() {
                 true => Ok(None),
@@ -185,18 +122,15 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             Ok(Replies::attempt(Ok(taken?)))
         };
         let wait = |connection: &mut C| cancellable(connection, cancel, wait);
-        let sessions = &store.sessions;
-        let replies =
-            sessions.call_first(&session, &requests, || store.left(self.request.end()), wait);
-        if replies.is_err() && self.request.is_cancelled() {
-            return Ok(None);
-        }
-        let is_over = self.request.now() >= deadline;
-        let granted = self.granted(Made {
+        let left = || store.left(self.request.end());
+        let replies = store.sessions.call_first(&session, &requests, left, wait)?;
+        let mut made = Made {
             session,
-            attempted: replies?.attempted,
+            attempted: replies.attempted,
             asked_at,
-        })?;
-        Ok((granted.is_some() || is_over).then_some(granted))
+        };
+        let epoch = made.attempted.pop().unwrap_or(Ok(None))?;
+        let grant = |epoch| store.grant(&made, self.request, self.wanted.clone(), epoch);
+        Ok(epoch.map(grant))
     }
 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
+    AttemptRequest, CancelToken, Error, HostInstant, Operation, ReleaseRequest, Released,
+    RenewRequest, Renewal,
 };
 use lockkeeper_remote::{Failure, Found, PooledConn, no_time, unknown};
 
@@ -17,6 +18,7 @@ use crate::attempt::Made;
 use crate::connection::{SessionConnection, SessionName};
 use crate::detached::Call;
 use crate::lease::SessionLease;
+use crate::owed::OwedRelease;
 use crate::requests::{Replies, Requests};
 use crate::session::Session;
 use crate::store::SessionStore;
@@ -41,6 +43,8 @@ struct Freeing<'a, 'b, C: SessionConnection> {
 /// The operations of a batch that are about one session.
 struct Group<'a, 'b, C: SessionConnection> {
     session: Arc<Session<C>>,
+    /// A release that was sent before, and whose reply comes first.
+    sent: Option<Freeing<'a, 'b, C>>,
     releases: Vec<Freeing<'a, 'b, C>>,
     tries: Vec<Try<'a, 'b, C>>,
     renewals: Vec<&'a mut RenewRequest<'b, SessionLease<C>>>,
@@ -55,7 +59,10 @@ struct NewGroup<'a, 'b, C: SessionConnection> {
 }
 
 /// The limits of a batch.
-struct Limits {
+struct Limits<'a> {
+    /// How long an attempt waits for a connection.
+    patience: Duration,
+    cancel: Option<&'a CancelToken>,
     /// The end of the caller's wait.
     until: HostInstant,
     /// The latest deadline of the operations.
@@ -65,6 +72,16 @@ struct Limits {
 impl<C: SessionConnection> SessionStore<C> {
     /// Carries out several operations: see [`Backend::batch`](lockkeeper_core::Backend::batch).
     pub fn batch(&self, operations: &mut [Operation<'_, SessionLease<C>>]) {
+        self.carry_out(operations, Duration::ZERO, None);
+    }
+
+    /// Carries out several operations. An attempt waits for a connection within `patience`, and for its reply until a cancel.
+    pub(crate) fn carry_out(
+        &self,
+        operations: &mut [Operation<'_, SessionLease<C>>],
+        patience: Duration,
+        cancel: Option<&CancelToken>,
+    ) {
         let now = self.clock.now();
         let deadline = operations.iter().map(Operation::deadline).max();
         let deadline = deadline.unwrap_or(now);
@@ -77,8 +94,14 @@ impl<C: SessionConnection> SessionStore<C> {
             true => deadline,
             false => deadline.min(now + self.options.response_timeout),
         };
-        let limits = Limits { until, deadline };
+        let limits = Limits {
+            until,
+            deadline,
+            patience,
+            cancel,
+        };
         let (mut groups, mut tries, mut unanswered) = (Vec::new(), Vec::new(), Vec::new());
+        let mut owing = None;
         for operation in operations {
             match operation {
                 Operation::Acquire(request) => tries.push(Try {
@@ -96,6 +119,10 @@ impl<C: SessionConnection> SessionStore<C> {
                     Group::add(&mut groups, &session, |group| group.renewals.push(request));
                 }
                 Operation::Release(request) => {
+                    if OwedRelease::<C>::take(request.sent.take()) {
+                        owing = Some(Group::owing(request));
+                        continue;
+                    }
                     if request.lease.is_unanswered() {
                         unanswered.push(request);
                         continue;
@@ -107,9 +134,14 @@ impl<C: SessionConnection> SessionStore<C> {
                 }
             }
         }
+        if let Some(mut group) = owing {
+            // What asks for the same name must be behind the release, and the others are sent all the sooner.
+            tries = group.take_behind(tries);
+            tries.extend(run(self, vec![group], Vec::new(), &limits));
+        }
         let mut retries = self.options.pool_size;
         loop {
-            let new = place(self, &mut groups, tries);
+            let new = place(self, &mut groups, tries, &limits);
             tries = run(self, groups, new, &limits);
             if tries.is_empty() || retries == 0 || self.clock.now() >= until {
                 break;
@@ -123,31 +155,6 @@ impl<C: SessionConnection> SessionStore<C> {
             release.answer = Some(resolve_release(self, release.lease, deadline));
         }
     }
-
-    /// Renews a lease: see [`Backend::renew`](lockkeeper_core::Backend::renew).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn renew(
-        &self,
-        lease: &mut SessionLease<C>,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        RenewRequest::new(lease, ttl, deadline).alone(|one| self.batch(one))
-    }
-
-    /// Releases a lease: see [`Backend::release`](lockkeeper_core::Backend::release).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn release(
-        &self,
-        lease: &mut SessionLease<C>,
-        deadline: HostInstant,
-    ) -> Result<Released, Error> {
-        ReleaseRequest::new(lease, deadline).alone(|one| self.batch(one))
-    }
 }
 
 /// Adds each attempt to a session that takes its name. Returns the others, on free connections. An attempt for
@@ -158,6 +165,7 @@ fn place<'a, 'b, C: SessionConnection>(
     store: &SessionStore<C>,
     groups: &mut Vec<Group<'a, 'b, C>>,
     tries: Vec<Try<'a, 'b, C>>,
+    limits: &Limits<'_>,
 ) -> Vec<NewGroup<'a, 'b, C>> {
     let shares = store.shares();
     let mut new: Vec<NewGroup<'_, '_, C>> = Vec::new();
@@ -173,7 +181,8 @@ fn place<'a, 'b, C: SessionConnection>(
             group.tries.push(one);
             continue;
         }
-        // A lone attempt takes a connection of its own while few connections hold names: see `acquire.rs`.
+        // A lone attempt takes a connection of its own while few connections hold names: on it, no name of others depends
+        // on the call.
         let is_apart = one.is_alone && !shares && !one.is_refused;
         if !is_apart && let Some(session) = enter(shares || one.is_refused) {
             Group::add(groups, &session, |group| group.tries.push(one));
@@ -190,7 +199,7 @@ fn place<'a, 'b, C: SessionConnection>(
             group.tries.push(one);
             continue;
         }
-        match store.checkout_or_share(Duration::ZERO, || enter(true)) {
+        match store.checkout_or_share(limits.patience, || enter(true)) {
             Ok(Found::Slot(slot)) => new.push(NewGroup {
                 slot,
                 idle,
@@ -212,7 +221,7 @@ fn run<'a, 'b, C: SessionConnection>(
     store: &SessionStore<C>,
     groups: Vec<Group<'a, 'b, C>>,
     new: Vec<NewGroup<'a, 'b, C>>,
-    limits: &Limits,
+    limits: &Limits<'_>,
 ) -> Vec<Try<'a, 'b, C>> {
     let now = store.clock.now();
     let is_only = groups.len() + new.len() == 1;
@@ -224,11 +233,11 @@ fn run<'a, 'b, C: SessionConnection>(
     let groups: Vec<_> = groups.collect();
     let mut again = Vec::new();
     for group in new {
-        again.extend(group.run(store, limits.until));
+        again.extend(group.run(store, limits));
     }
     let left = || limits.until.saturating_since(store.clock.now());
     for (call, group) in groups {
-        again.extend(group.answer(store, call.reply(left(), None), now));
+        again.extend(group.answer(store, call.reply(left(), limits.cancel), now));
     }
     again
 }
@@ -240,14 +249,44 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
         if let Some(group) = groups.iter_mut().find(is_theirs) {
             return add(group);
         }
-        let mut group = Self {
+        let mut group = Self::new(session);
+        add(&mut group);
+        groups.push(group);
+    }
+
+    fn new(session: &Arc<Session<C>>) -> Self {
+        Self {
             session: Arc::clone(session),
+            sent: None,
             releases: Vec::new(),
             tries: Vec::new(),
             renewals: Vec::new(),
+        }
+    }
+
+    /// The group of a release that was sent before, while its lease lasted.
+    fn owing(request: &'a mut ReleaseRequest<'b, SessionLease<C>>) -> Self {
+        let mut group = Self::new(&request.lease.session);
+        let lasted = true;
+        group.sent = Some(Freeing { request, lasted });
+        group
+    }
+
+    /// Adds the attempts that the session can make behind the release that was sent, and returns the others.
+    fn take_behind(&mut self, tries: Vec<Try<'a, 'b, C>>) -> Vec<Try<'a, 'b, C>> {
+        let Some(Freeing { request, .. }) = &self.sent else {
+            return tries;
         };
-        add(&mut group);
-        groups.push(group);
+        let mut state = self.session.state();
+        let mut released = Some(&request.lease.name);
+        let fits = |one: &Try<'_, '_, C>| {
+            self.session.idle == C::idle(one.request.request.ttl())
+                && state.enter_behind(&mut released, &one.name)
+        };
+        let (behind, others) = tries.into_iter().partition(fits);
+        drop(state);
+        self.tries = behind;
+        others
     }
 
     /// Begins the releases, and returns what to ask. Leases that have ended get their answer.
@@ -275,6 +314,7 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
         let releases = self.releases.iter().map(|it| it.request.lease.name.clone());
         let checks = self.renewals.iter().map(|it| it.lease.name.clone());
         Requests {
+            sent: self.sent.as_ref().map(|it| it.request.lease.name.clone()),
             releases: releases.collect(),
             attempts: self.tries.iter().map(|it| it.name.clone()).collect(),
             checks: checks.collect(),
@@ -288,10 +328,13 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
         &self,
         store: &SessionStore<C>,
         requests: Requests<C::Name>,
-        limits: &Limits,
+        limits: &Limits<'_>,
         is_only: bool,
     ) -> Call<Replies> {
-        if is_only && (requests.checks.is_empty() || requests.count() == 1) {
+        if is_only
+            && limits.cancel.is_none()
+            && (requests.checks.is_empty() || requests.count() == 1)
+        {
             let until = match requests.checks.is_empty() {
                 true => limits.until,
                 false => limits.deadline,
@@ -314,6 +357,9 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
     ) -> Vec<Try<'a, 'b, C>> {
         let attempted = match reply {
             Ok(replies) => {
+                for (freeing, was_held) in self.sent.into_iter().zip(replies.sent) {
+                    freeing.answer(was_held.map_err(Failure::into_error));
+                }
                 let released = self.releases.into_iter().zip(replies.released);
                 released.for_each(|(freeing, was_held)| freeing.answer(Ok(was_held)));
                 for (request, is_held) in self.renewals.into_iter().zip(replies.held) {
@@ -332,7 +378,7 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
                     true => Ok(false),
                     false => Err(failure.error().clone()),
                 };
-                let releases = self.releases.into_iter();
+                let releases = self.sent.into_iter().chain(self.releases);
                 releases.for_each(|freeing| freeing.answer(is_held()));
                 for request in self.renewals {
                     let renewal = is_held().map(|is_held| renewed(store, request, is_held));
@@ -396,11 +442,12 @@ impl<'a, 'b, C: SessionConnection> NewGroup<'a, 'b, C> {
     fn run(
         self,
         store: &SessionStore<C>,
-        until: HostInstant,
+        limits: &Limits<'_>,
     ) -> impl Iterator<Item = Try<'a, 'b, C>> {
         let mut tries = self.tries;
         let requests = Requests::attempts(tries.iter().map(|it| it.name.clone()).collect());
-        let result = store.try_on_slot(self.slot, &requests, self.idle, until, None);
+        let result =
+            store.try_on_slot(self.slot, &requests, self.idle, limits.until, limits.cancel);
         let is_refused = matches!(result, Err(Failure::NotSent(_)));
         tries.iter_mut().for_each(|it| it.is_refused = is_refused);
         Try::answer_all(tries, store, result)

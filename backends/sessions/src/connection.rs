@@ -72,6 +72,16 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
     /// The class says what is left of the requests.
     fn ask(&mut self, requests: &Requests<Self::Name>) -> Result<Replies, Failure>;
 
+    /// Writes the release of a name and does not wait for the reply. [`ask`](Self::ask) reads the reply when its requests
+    /// have the name as [`sent`](Requests::sent); until then, other requests keep it. Returns false if nothing was sent.
+    ///
+    /// # Errors
+    /// A part of it may have been sent.
+    fn send_release(&mut self, name: &Self::Name) -> Result<bool, Failure> {
+        let _ = name;
+        Ok(false)
+    }
+
     /// Waits in the server for a name for `wait`, first come, first served. The reply, and that of a
     /// request after it, may take `grace` longer.
     ///

@@ -5,6 +5,28 @@
 //! here. Free names share sessions, and those of one call travel in one statement. A caller that waits has a session
 //! of its own, and waits in the server. A lease ends with its session, or by the sweeper, which releases what no
 //! guard renews.
+//!
+//! # Connections
+//! They are opened when they are needed, at most [`pool_size`](lockkeeper_remote::RemoteOptions::pool_size) of them, and
+//! serve locks alone. A wait takes a connection of its own, and a name that was waited for keeps that connection while it
+//! is held. Names that were free share half of the pool, many on one connection; the names on one connection have the
+//! same ttl.
+//!
+//! Waits never take the last connection, so a free name can be locked whatever is waited for. While a caller finds no
+//! connection for its wait, it asks the server again after pauses of at most 250 ms. A name gets
+//! [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted) if all connections are in use for longer than
+//! the response timeout, and none of them holds names of its ttl.
+//!
+//! # Limits
+//! - Ending a session or the server frees all that the session holds. Its guards are lost at once, since the provider
+//!   watches its connections on one thread. On Windows they are lost at their next renewal. A holder that is stopped or
+//!   cut off then finds out later, while others are granted its names: see
+//!   [`restart_grace`](lockkeeper_remote::RemoteOptions::restart_grace) for a restart.
+//! - A server that does not answer for the rest of a lease costs all leases of that session.
+//! - Processes that take the same names in different orders can wait for each other. The server finds no such deadlock,
+//!   since a session that waits holds no name; the waits end at their deadlines. Take names in one order.
+//! - Finding a host's addresses takes as long as the system's resolver does.
+//! - Do not use a provider on both sides of a fork; open it after forking.
 
 // What must never be otherwise:
 // - A batch on sessions waits for no connection of the pool. An attempt that finds none is answered so, and the
@@ -17,6 +39,7 @@
 // - The connection of a session is never closed, or its call cut short, while a lease on it is valid. Closing
 //   frees all names of the session at once. A connection that did not reply is not used again and stays open
 //   until then.
+// - The reply to a release that was sent is read before all that follows on its connection, or the connection is closed.
 // - The lease of a session ends with it. The connections of a provider are watched on one thread; when the
 //   server closes one, its leases are lost there and the keepers verify all of theirs.
 // - Waits of sessions never occupy the last connection of a pool of several. So waiting threads alone never use
@@ -31,6 +54,7 @@ mod detached;
 mod driver;
 mod lease;
 mod link;
+mod owed;
 mod registry;
 mod requests;
 mod session;

@@ -195,7 +195,7 @@ impl<C: SessionConnection> Sessions<C> {
     ) -> Option<Result<Replies, Failure>> {
         let unclaimed = self.all_unclaimed(session, requests);
         let ask = |connection: &mut _| session.ask(connection, requests);
-        let result = session.run_alone(requests.count(), left(), ask)?;
+        let result = session.run_alone(requests.names(), left(), ask)?;
         Some(self.finish(session, requests, result, unclaimed, left))
     }
 
@@ -329,6 +329,13 @@ impl<C: SessionConnection> Sessions<C> {
         let (mut gone, mut left_over) = (Vec::new(), Vec::new());
         match result {
             Ok(replies) => {
+                // It may have been tried behind its release.
+                let is_tried = |name: &&C::Name| requests.attempts.contains(name);
+                let sent = requests.sent.iter().filter(|it| !is_tried(it));
+                match replies.sent {
+                    Some(Err(_)) => left_over.extend(sent),
+                    _ => gone.extend(sent),
+                }
                 gone.extend(&requests.releases);
                 for (name, attempted) in requests.attempts.iter().zip(&replies.attempted) {
                     match attempted {
@@ -340,27 +347,22 @@ impl<C: SessionConnection> Sessions<C> {
                 }
             }
             Err(Failure::NotSent(_)) => {
+                session.state().leave_unanswered(requests.sent.iter());
                 left_over.extend(&requests.releases);
                 gone.extend(&requests.attempts);
             }
             Err(Failure::Refused(_)) => {
                 let mut state = session.state();
                 state.is_spent = true;
-                let names = requests.releases.iter().chain(&requests.attempts);
                 // The connection closes with its last name, and then the server frees that.
                 match state.names.len() > 1 {
-                    true => left_over.extend(names),
-                    false => gone.extend(names),
+                    true => left_over.extend(requests.changes()),
+                    false => gone.extend(requests.changes()),
                 }
             }
-            Err(Failure::Closed(_)) => {
-                gone.extend(requests.releases.iter().chain(&requests.attempts));
-            }
+            Err(Failure::Closed(_)) => gone.extend(requests.changes()),
             // The session is in doubt, and is closed when no other lease on it lasts.
-            Err(Failure::Unanswered(_)) => {
-                let names = requests.releases.iter().chain(&requests.attempts);
-                session.state().leave_unanswered(names);
-            }
+            Err(Failure::Unanswered(_)) => session.state().leave_unanswered(requests.changes()),
         }
         for name in left_over {
             self.leave_over(session, name);

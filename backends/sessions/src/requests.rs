@@ -7,6 +7,8 @@ use lockkeeper_remote::Failure;
 /// Requests about names of one session. No name is in it twice.
 #[derive(Debug)]
 pub struct Requests<N> {
+    /// The name whose release was sent before: its reply is read first.
+    pub sent: Option<N>,
     /// The names to release.
     pub releases: Vec<N>,
     /// The names to try, without a wait.
@@ -26,6 +28,9 @@ pub type Attempted = Result<Option<u64>, Failure>;
 /// The replies to [`Requests`], in their order.
 #[derive(Debug, Default)]
 pub struct Replies {
+    /// Whether the session held the name whose release was sent before. After [`Failure::Refused`] it may still hold it. If
+    /// the name is tried behind such a release, the whole call is [`Failure::Unanswered`].
+    pub sent: Option<Result<bool, Failure>>,
     /// Whether the session held the name until now.
     pub released: Vec<bool>,
     /// What became of the attempts.
@@ -37,6 +42,7 @@ pub struct Replies {
 impl<N> Default for Requests<N> {
     fn default() -> Self {
         Self {
+            sent: None,
             releases: Vec::new(),
             attempts: Vec::new(),
             checks: Vec::new(),
@@ -45,7 +51,7 @@ impl<N> Default for Requests<N> {
     }
 }
 
-impl<N> Requests<N> {
+impl<N: PartialEq> Requests<N> {
     /// Requests that release names.
     pub fn releases(names: Vec<N>) -> Self {
         Self {
@@ -72,7 +78,20 @@ impl<N> Requests<N> {
 
     /// Returns the number of requests, which is that of the replies.
     pub fn count(&self) -> usize {
-        self.releases.len() + self.attempts.len() + self.checks.len()
+        let sent = usize::from(self.sent.is_some());
+        sent + self.releases.len() + self.attempts.len() + self.checks.len()
+    }
+
+    /// Returns the number of names: one may be tried behind its release.
+    pub(crate) fn names(&self) -> usize {
+        let is_tried = |name| self.attempts.contains(name);
+        self.count() - usize::from(self.sent.as_ref().is_some_and(is_tried))
+    }
+
+    /// Returns the names that are released, and then those that are tried.
+    pub(crate) fn changes(&self) -> impl Iterator<Item = &N> {
+        let released = self.sent.iter().chain(&self.releases);
+        released.chain(&self.attempts)
     }
 
     /// Returns the names that were granted by the replies to these requests.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::LeaseVerifiers;
+use lockkeeper_core::{HostInstant, LeaseVerifiers};
 use lockkeeper_remote::{Failure, PooledConn, no_time, unavailable, unknown};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -142,6 +142,38 @@ impl<C: SessionConnection> Session<C> {
             self.retire();
         }
         result
+    }
+
+    /// Sends the release of a lease that lasts, without waiting for the reply. Returns false if nothing was sent.
+    pub(crate) fn send_release(&self, name: &C::Name, epoch: u64, now: HostInstant) -> bool {
+        let Some(mut slot) = self.slot.try_lock() else {
+            return false;
+        };
+        let connection = slot.as_mut().and_then(|slot| slot.connection.as_mut());
+        let lasts =
+            |state: &mut State<_>| state.health == Health::Good && state.lasts(name, epoch, now);
+        let Some(connection) = connection.filter(|_| lasts(&mut self.state())) else {
+            return false;
+        };
+        let sent = connection.send_release(name);
+        let mut state = self.state();
+        match sent {
+            // The sweeper may have begun with it meanwhile.
+            Ok(is_sent) => is_sent && state.begin_release(name, epoch, now).is_some(),
+            Err(_) => {
+                state.doubt();
+                false
+            }
+        }
+    }
+
+    /// Gives up the reply to a release that was sent, and the connection when no other lease lasts on it.
+    pub(crate) fn lose_reply(&self, name: &C::Name) {
+        let mut state = self.state();
+        state.is_spent = true;
+        state.leave_unanswered([name].into_iter());
+        drop(state);
+        self.retire();
     }
 
     /// Returns whether the connection was seen to have ended.

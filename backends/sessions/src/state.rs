@@ -123,6 +123,20 @@ impl<N: Clone + Eq + Hash + 'static> State<N> {
         takes_name
     }
 
+    /// Enters a name that is about to be requested behind the release of `released`, which was sent. That one is taken
+    /// once. Returns false if the session does not take the name.
+    pub(crate) fn enter_behind(&mut self, released: &mut Option<&N>, name: &N) -> bool {
+        let takes_name = self.health == Health::Good
+            && !self.is_spent
+            && !self.was_shown
+            && !self.expired.contains(name)
+            && (released.take_if(|it| *it == name).is_some() || !self.names.contains_key(name));
+        if takes_name {
+            self.names.insert(name.clone(), UNCLAIMED);
+        }
+        takes_name
+    }
+
     /// Changes the entry of a name that was entered. Returns whether the session has ended before.
     pub(crate) fn set(&mut self, name: &N, entry: Entry) -> bool {
         if let Some(known) = self.names.get_mut(name) {

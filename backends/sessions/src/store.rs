@@ -196,7 +196,8 @@ macro_rules! session_verbs {
             ttl: ::std::time::Duration,
             deadline: ::lockkeeper_core::HostInstant,
         ) -> Result<::lockkeeper_core::Renewal, ::lockkeeper_core::Error> {
-            self.0.locks.renew(lease, ttl, deadline)
+            let renewal = ::lockkeeper_core::RenewRequest::new(lease, ttl, deadline);
+            renewal.alone(|one| self.0.locks.batch(one))
         }
 
         fn release(
@@ -204,7 +205,12 @@ macro_rules! session_verbs {
             lease: &mut Self::Lease,
             deadline: ::lockkeeper_core::HostInstant,
         ) -> Result<::lockkeeper_core::Released, ::lockkeeper_core::Error> {
-            self.0.locks.release(lease, deadline)
+            let release = ::lockkeeper_core::ReleaseRequest::new(lease, deadline);
+            release.alone(|one| self.0.locks.batch(one))
+        }
+
+        fn send_release(&self, lease: &mut Self::Lease) -> ::lockkeeper_core::ReleaseDispatch {
+            self.0.locks.send_release(lease)
         }
 
         fn batch(&self, operations: &mut [::lockkeeper_core::Operation<'_, Self::Lease>]) {

@@ -46,6 +46,13 @@ impl Wire {
         self.stream.flush()
     }
 
+    /// Sends the messages in `out` if the socket takes all of them at once. Returns false if it took none.
+    pub(crate) fn send_at_once(&mut self) -> io::Result<bool> {
+        let sent = self.stream.write_at_once(&self.out);
+        self.out.clear();
+        sent
+    }
+
     /// Returns the next message.
     pub(crate) fn receive(&mut self) -> io::Result<Message> {
         loop {

@@ -27,6 +27,8 @@ mod pooler;
 #[cfg(unix)]
 mod proof;
 #[cfg(unix)]
+mod sent;
+#[cfg(unix)]
 mod standby;
 #[cfg(unix)]
 mod store;
@@ -43,6 +45,7 @@ fn main() -> std::process::ExitCode {
         admin::CASES,
         proof::CASES,
         batches::CASES,
+        sent::CASES,
         supplied::CASES,
     ];
     let mut trials = suite::trials(cases.into_iter().flatten().copied());
