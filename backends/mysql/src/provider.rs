@@ -21,39 +21,23 @@ type Lease = SessionLease<Connection>;
 /// Locks on one MySQL or MariaDB server, for all programs that reach it. Clones share their
 /// connections.
 ///
-/// Connections are opened when they are needed, at most [`MySqlOptions::pool_size`] of them, and serve
-/// locks alone. A wait takes a connection of its own, and a name that was waited for keeps that connection
-/// while it is held. Names that were free share half of the pool, many on one connection; the names on one
-/// connection have the same ttl in whole seconds.
-///
-/// Waits never take the last connection, so a free name can be locked whatever is waited for. While a
-/// caller finds no connection for its wait, it asks the server again after pauses of at most 250 ms. A
-/// name gets [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted) if all connections are
-/// in use for longer than the response timeout, and none of them holds names of its ttl.
+/// At most [`MySqlOptions::pool_size`] connections serve it: see [Connections](lockkeeper_sessions#connections). In whole seconds, the ttl decides which
+/// names share a connection.
 ///
 /// Locks are exclusive. Shared locks and permits of semaphores are not there.
 ///
 /// # Limits
+/// Those of all [stores with sessions](lockkeeper_sessions#limits), and:
 /// - One server is the truth: a replica that takes over knows none of its primary's locks. Tokens of
 ///   two servers do not compare.
-/// - Ending a session (`KILL`) or the server frees all that the session holds. Its guards are lost at once, since the
-///   provider watches its connections on one thread. On Windows they are lost at their next renewal. A holder that is
-///   stopped or cut off then finds out later, while others are granted its names: see
-///   [`restart_grace`](MySqlOptions::restart_grace) for a restart.
-/// - A server that does not answer for the rest of a lease costs all leases of that session.
 /// - Tokens begin with the second of the server's start, so nothing is granted within that second: it
 ///   counts as an outage. A clock that is set back over a restart takes tokens back.
-/// - Processes that take the same names in different orders can wait for each other. The server finds no
-///   such deadlock, since a session that waits holds no name; the waits end at their deadlines. Take names
-///   in one order.
 /// - A forced release ends the session that was shown, if that still holds the name. A hold that lasted less than a
 ///   second, or that shared its session, can be followed by another hold of the name on that session. Then that one
 ///   is ended.
 /// - A ttl of more than a year needs a renewal in each year.
 /// - A thread that waits for the server handles no signals meanwhile, since the crate mysql waits anew after each. Other
 ///   threads of the process handle them; the provider has some.
-/// - Finding a host's addresses takes as long as the system's resolver does.
-/// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone, Debug)]
 pub struct MySqlProvider(Arc<Store>);
 

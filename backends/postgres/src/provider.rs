@@ -21,36 +21,19 @@ type Lease = SessionLease<Connection>;
 
 /// Locks on one PostgreSQL server, in one database, for all programs that reach it. Clones share their connections.
 ///
-/// Connections are opened when they are needed, at most [`PostgresOptions::pool_size`] of them, and serve
-/// locks alone. A wait takes a connection of its own, and a name that was waited for keeps that connection
-/// while it is held. Names that were free share half of the pool, many on one connection; the names on one
-/// connection have the same ttl.
-///
-/// Waits never take the last connection, so a free name can be locked whatever is waited for. While a
-/// caller finds no connection for its wait, it asks the server again after pauses of at most 250 ms. A
-/// name gets [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted) if all connections are
-/// in use for longer than the response timeout, and none of them holds names of its ttl.
+/// At most [`PostgresOptions::pool_size`] connections serve it: see [Connections](lockkeeper_sessions#connections).
 ///
 /// Exclusive and shared locks wait in the server, first come, first served. Permits of semaphores are not there.
 ///
 /// # Limits
+/// Those of all [stores with sessions](lockkeeper_sessions#limits), and:
 /// - A name is a key of 63 bits. Of a million names, two have the same key with a probability of 1 in 18 million. Then one
 ///   waits for the other.
 /// - Each lock takes a place in the server's table of locks, whose size is `max_locks_per_transaction` times
 ///   `max_connections` (6,400 by default).
 /// - One server is the truth: a replica that takes over knows none of its primary's locks.
-/// - Ending a session (`pg_terminate_backend`) or the server frees all that the session holds. Its guards are lost at
-///   once, since the provider watches its connections on one thread. On Windows they are lost at their next renewal.
-///   A holder that is stopped or cut off then finds out later, while others are granted its names: see
-///   [`restart_grace`](PostgresOptions::restart_grace) for a restart.
-/// - A server that does not answer for the rest of a lease costs all leases of that session.
 /// - Tokens are the server's clock. A clock that is set back takes them back, unless a provider noticed it.
-/// - Processes that take the same names in different orders can wait for each other. The server finds no
-///   such deadlock, since a session that waits holds no name; the waits end at their deadlines. Take names
-///   in one order.
 /// - A ttl of more than 24 days needs a renewal in each 24 days.
-/// - Finding a host's addresses takes as long as the system's resolver does.
-/// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone, Debug)]
 pub struct PostgresProvider(Arc<Store>);
 
