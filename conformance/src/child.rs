@@ -269,6 +269,10 @@ impl Peer {
                 return format!("{error:?}");
             }
         }
+        // Nor is the thread that reads the reply to the release of its last guard.
+        while self.keeper.pending_releases() > 0 {
+            thread::park_timeout(Duration::from_millis(5));
+        }
         let keeper = keeper(&self.provider, self.lease, None);
         let idle = ProcessUsage::now();
         let result = rounds(&keeper, 100).and_then(|()| {

@@ -4,6 +4,7 @@ mod cluster;
 mod late;
 mod loss;
 mod opening;
+mod owed;
 mod relay;
 mod revisions;
 
@@ -13,7 +14,13 @@ use lockkeeper_testkit::{EtcdKind, suite};
 type Case = suite::Case<EtcdKind>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases = [late::CASES, loss::CASES, opening::CASES, revisions::CASES];
+    let cases = [
+        late::CASES,
+        loss::CASES,
+        opening::CASES,
+        owed::CASES,
+        revisions::CASES,
+    ];
     let mut trials = suite::trials(cases.into_iter().flatten().copied());
     // Elections take most of the time of the suite, and are the same on all kinds.
     let elections = cluster::CASES.iter();

@@ -4,6 +4,7 @@ pub(crate) mod client;
 mod clusters;
 pub(crate) mod connector;
 pub(crate) mod failure;
+mod owed;
 mod watch;
 
 use std::net::{Shutdown, TcpStream};
@@ -50,6 +51,8 @@ pub(crate) struct Connection {
     /// nothing about the member that serves requests.
     member: Option<usize>,
     token: Option<String>,
+    /// The lines of the head that are the same in every request.
+    head: String,
     learned: Arc<Learned>,
 }
 
@@ -96,6 +99,11 @@ impl Connection {
                 "the acquisition was cancelled before a reply came",
             )));
         }
+        self.answer(path, reply)
+    }
+
+    /// Returns the answer to a request, if its reply is one.
+    fn answer(&self, path: &str, reply: Result<HttpReply, Failure>) -> Result<Value, Failure> {
         let reply = self.noted(reply)?;
         if reply.status == 200
             && let Ok(value) = serde_json::from_slice::<Value>(&reply.body)

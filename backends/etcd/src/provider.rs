@@ -7,8 +7,8 @@ use std::time::Duration;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, AttemptRequest, Backend, Capabilities, Capability, Clock, Error, Grant,
-    HostInstant, LeaseVerifier, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
-    StoreInfo, StoreUrl, SystemClock, Usage,
+    HostInstant, LeaseVerifier, Operation, ReleaseDispatch, ReleaseRequest, Released, RenewRequest,
+    Renewal, SentRelease, StoreInfo, StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::senseless;
 
@@ -16,6 +16,7 @@ use crate::locks::batch::batch;
 use crate::locks::together::BATCH;
 use crate::locks::wait::wait;
 use crate::store::Store;
+use crate::wire::txn::Txn;
 use crate::{BACKEND, EtcdLease, EtcdOptions};
 
 /// The largest limit of a semaphore. Each attempt reads all its permits.
@@ -153,6 +154,15 @@ impl Backend for EtcdProvider {
 
     fn release(&self, lease: &mut EtcdLease, deadline: HostInstant) -> Result<Released, Error> {
         ReleaseRequest::new(lease, deadline).alone(|one| batch(&self.store, one))
+    }
+
+    /// Writes the release into an idle connection without TLS.
+    fn send_release(&self, lease: &mut EtcdLease) -> ReleaseDispatch {
+        let delete = Txn::delete(&lease.key, lease.seen.created);
+        match self.store.client.send(delete) {
+            Some(owed) => ReleaseDispatch::Sent(SentRelease::new(owed)),
+            None => ReleaseDispatch::NotSent,
+        }
     }
 
     fn batch(&self, operations: &mut [Operation<'_, EtcdLease>]) {

@@ -28,13 +28,13 @@ pub(super) const CASES: &[Case] = cases![
 ];
 
 /// Every request about a lock of the namespace has it: `lockkeeper/default/l/` in base64.
-const LOCK_REQUEST: &str = "bG9ja2tlZXBlci9kZWZhdWx0L2wv";
+pub(super) const LOCK_REQUEST: &str = "bG9ja2tlZXBlci9kZWZhdWx0L2wv";
 /// Only the request of a waiter whose turn may have come has it.
 const ON_TURN: &str = "GREATER";
 /// A request for `lockkeeper/default/l/a/w…` that writes `{"held":fals…`, in base64.
 const WAITS: [&str; 2] = ["bG9ja2tlZXBlci9kZWZhdWx0L2wvYS93", "eyJoZWxkIjpmYWxz"];
 /// Each request about the lock `a` has it, and none about another one: `lockkeeper/default/l/a/…`, in base64.
-const OF_A: &str = "bG9ja2tlZXBlci9kZWZhdWx0L2wvYS";
+pub(super) const OF_A: &str = "bG9ja2tlZXBlci9kZWZhdWx0L2wvYS";
 /// Only the request that raises the base of the epochs has it, where there are no permits.
 const RAISES_BASE: &str = "LESS";
 /// Only the request that grants a permit beside other ones has it.
@@ -76,8 +76,10 @@ impl Rig {
         self.proxy.once(LOCK_REQUEST, Fault::DropRequests);
         let dropped = || self.proxy.counts().dropped_requests;
         let before = dropped();
-        // The keeper may ask again, with another lease.
-        drop(self.keeper.try_lock("b"));
+        // The keeper may ask again, with another lease. The reply to a drop's release would be awaited by the next request.
+        if let Ok(Some(other)) = self.keeper.try_lock("b") {
+            other.release().unwrap();
+        }
         assert!(dropped() > before);
     }
 

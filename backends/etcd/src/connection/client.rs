@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{CancelToken, Clock, Error, HostInstant};
-use lockkeeper_remote::{Endpoint, Failure, Pool, Server};
+use lockkeeper_core::{CancelToken, Clock, Error, ErrorKind, HostInstant};
+use lockkeeper_remote::{Endpoint, Failure, Pool, PooledConn, Server};
 use serde_json::Value;
 
 use super::Connection;
@@ -22,6 +22,14 @@ pub(crate) struct Client {
     attempt: Duration,
     response_timeout: Duration,
     pub(crate) clock: Arc<dyn Clock>,
+}
+
+/// A transaction that was sent, and whose reply was not read yet. Dropping it closes its connection.
+pub(crate) struct Owed {
+    slot: PooledConn<Connection>,
+    connection: Connection,
+    /// The process that has sent it.
+    pid: u32,
 }
 
 impl Client {
@@ -72,6 +80,41 @@ impl Client {
                 answer => return answer,
             }
         }
+    }
+
+    /// Writes a transaction into an idle connection, without a wait. `None` if there is no such connection, its socket
+    /// does not take the request at once, or it speaks TLS.
+    pub(crate) fn send(&self, txn: Txn) -> Option<Owed> {
+        if self.connector.has_tls() {
+            return None;
+        }
+        let mut slot = self.pool.try_checkout()?;
+        let mut connection = slot.connection.take()?;
+        let is_sent = lockkeeper_remote::Connection::is_quiet(&mut connection, Duration::ZERO)
+            && connection.write_owed("/v3/kv/txn", &txn.body());
+        is_sent.then_some(Owed {
+            slot,
+            connection,
+            pid: std::process::id(),
+        })
+    }
+
+    /// Reads the reply to a transaction that was [sent](Self::send), until `until` and within the response timeout. Then
+    /// the connection is free for others.
+    pub(crate) fn collect(&self, owed: Owed, until: HostInstant) -> Result<TxnReply, Failure> {
+        let Owed {
+            mut slot,
+            mut connection,
+            pid,
+        } = owed;
+        if pid != std::process::id() {
+            let text = "the release was sent by the parent of this process, which reads the reply";
+            return Err(Failure::Unanswered(Error::new(ErrorKind::Unknown, text)));
+        }
+        let left = until.saturating_since(self.clock.now());
+        let reply = connection.read_owed("/v3/kv/txn", left.min(self.response_timeout))?;
+        slot.connection = Some(connection);
+        Ok(TxnReply::read(&reply))
     }
 
     /// Carries out a transaction.

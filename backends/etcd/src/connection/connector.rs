@@ -76,7 +76,11 @@ impl Connector {
         })
     }
 
-    /// Opens a connection to the first member that accepts one, within `left` and the connect timeout.
+    pub(crate) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Opens a connection to the first member that takes it, within `left` and the connect timeout.
     pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
         let limit = left.min(self.limit);
         let began = Instant::now();
@@ -185,7 +189,7 @@ impl Connector {
                 token.to_owned()
             }
         };
-        connection.http.add_header("Authorization", &token);
+        connection.add_header("Authorization", &token);
         connection.token = number.map(|_| token);
         Ok(connection)
     }
@@ -202,17 +206,23 @@ impl Connector {
         let to_connect = number.map_or(limit.min(ASIDE_CONNECT_TIME), |_| limit);
         let stream = member.dialer.dial(&member.server, to_connect)?;
         let server = member.server.clone();
-        let mut http = Http::new(stream, server.clone(), &member.host, self.tls.clone());
-        // With this header, a member without a leader replies so at once.
-        http.add_header("Grpc-Metadata-hasleader", "true");
-        Ok(Connection {
+        let http = Http::new(stream, server.clone(), &member.host, self.tls.clone());
+        let head = format!(
+            "Host: {}\r\nContent-Type: application/json\r\n",
+            member.host
+        );
+        let mut connection = Connection {
             http,
+            head,
             open: self.learned.counts.add_connection(),
             server,
             member: number,
             token: None,
             learned: Arc::clone(&self.learned),
-        })
+        };
+        // With this header, a member without a leader replies so at once.
+        connection.add_header("Grpc-Metadata-hasleader", "true");
+        Ok(connection)
     }
 
     /// Returns the error for a member that needs TLS, if there is one and this connector does not use TLS. `error`

@@ -4,12 +4,14 @@ use std::collections::HashSet;
 
 use lockkeeper_core::{
     CancelToken, Error, ErrorKind, Grant, HostInstant, Operation, Released, RenewRequest, Renewal,
+    SentRelease,
 };
 use lockkeeper_remote::{Failure, senseless};
 
 use super::attempt::{Answer, Attempt, Bound};
 use super::lease::EtcdLease;
 use super::leases::Lease;
+use crate::connection::client::Owed;
 use crate::connection::failure::Refusal;
 use crate::store::Store;
 use crate::wire::txn::{Txn, TxnReply, put, unchanged};
@@ -29,6 +31,12 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
     let Some(until) = operations.iter().map(Operation::deadline).max() else {
         return;
     };
+    if let Some((first, others)) = operations.split_first_mut()
+        && let Some(owed) = first.take_sent().and_then(SentRelease::into_inner)
+    {
+        collect(store, first, others, owed, until);
+        return batch(store, others);
+    }
     let most = store.together.most();
     if operations.len() > most {
         let parts = operations.chunks_mut(most);
@@ -78,6 +86,33 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
     for operation in operations.iter_mut().filter(|it| !it.is_answered()) {
         let text = "an earlier renewal of the lock was carried out late; renew again";
         operation.fail(Error::new(ErrorKind::Unavailable, text));
+    }
+}
+
+/// Reads the reply to a release that was sent. If it is lost, nothing is known of its name for others, either.
+fn collect(
+    store: &Store,
+    release: &mut Operation<'_, EtcdLease>,
+    others: &mut [Operation<'_, EtcdLease>],
+    owed: Owed,
+    until: HostInstant,
+) {
+    match store.client.collect(owed, until) {
+        Ok(reply) => answer(store, release, Part::Release, reply, until),
+        Err(Failure::Unanswered(error)) => {
+            let freed = key_of(release).unwrap_or_default();
+            for other in others {
+                if let Operation::Acquire(it) = &*other
+                    && let keys = store.name_keys(it.request.name(), it.request.mode())
+                    && keys.all().contains(&freed)
+                {
+                    other.fail(error.clone());
+                }
+            }
+            release.fail(error);
+        }
+        // It was not carried out.
+        Err(_) => batch(store, std::slice::from_mut(release)),
     }
 }
 
