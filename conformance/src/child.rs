@@ -263,9 +263,10 @@ impl Peer {
             Ok(())
         };
         // A thread that the provider starts with its first grant is not one of the keeper's. A store of several servers
-        // has such a grant on each.
+        // has such a grant on each. A dropped guard would make this keeper start a thread a moment later.
         for number in 0..30 {
-            if let Err(error) = acquire(&self.keeper, &format!("first {number}")) {
+            let guard = self.keeper.lock(format!("first {number}"));
+            if let Err(error) = guard.and_then(LockGuard::release) {
                 return format!("{error:?}");
             }
         }

@@ -16,6 +16,7 @@ mod operations;
 mod quorum;
 mod refusal;
 mod resources;
+mod sent_release;
 mod sentinel;
 mod sentinel_opening;
 mod server;
@@ -45,6 +46,7 @@ const ON_EACH_KIND: &[&[Case]] = &[
 /// The cases in which the network, this program or several servers decide: they run on one kind of server.
 const ON_ONE_KIND: &[&[Case]] = &[
     resources::CASES,
+    sent_release::CASES,
     network::CASES,
     late::CASES,
     supplied::CASES,

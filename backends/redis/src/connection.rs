@@ -31,6 +31,8 @@ pub(crate) struct Connection {
     has_replied: bool,
     /// Whether a part of a message may have arrived.
     is_in_message: bool,
+    /// The release that was sent and not waited for.
+    release: SentRelease,
     /// The end of the grace after the server's start, if the options ask for that.
     pub(crate) grace: Option<RestartGrace>,
     /// Whether the primary has moved since, if sentinels name it.
@@ -44,9 +46,17 @@ pub(crate) struct MoveSeen {
     pub(crate) seen: u64,
 }
 
+/// A release that is sent on a connection and not waited for. The next exchange reads its reply first.
+enum SentRelease {
+    None,
+    Owed,
+    Replied(Value),
+}
+
 impl lockkeeper_remote::Connection for Connection {
     fn is_quiet(&mut self, limit: Duration) -> bool {
-        self.is_current() && self.link.is_quiet(limit)
+        // The reply to a release may wait to be read. The connection was used a few milliseconds ago.
+        self.is_current() && (self.owes_release() || self.link.is_quiet(limit))
     }
 
     fn give_back(mut self) {
@@ -64,6 +74,7 @@ impl Connection {
             is_new: true,
             has_replied: false,
             is_in_message: false,
+            release: SentRelease::None,
             grace: None,
             move_seen: None,
             server,
@@ -92,6 +103,46 @@ impl Connection {
     pub(crate) fn closer(&self) -> Option<impl Fn() + Send + Sync + 'static> {
         let socket = Arc::clone(self.link.socket()?);
         Some(move || drop(socket.shutdown(Shutdown::Both)))
+    }
+
+    /// Sends a release without waiting for its reply, and returns whether it did.
+    ///
+    /// # Errors
+    /// A part of it may have been sent: the connection must be closed.
+    pub(crate) fn send_release(&mut self, packed: &[u8]) -> Result<bool, RedisError> {
+        if self.is_new || self.owes_release() || !self.is_current() {
+            return Ok(false);
+        }
+        let is_sent = self.link.send_at_once(packed)?;
+        if is_sent {
+            self.open.counts().add_commands(1);
+            self.release = SentRelease::Owed;
+        }
+        Ok(is_sent)
+    }
+
+    /// Returns whether the reply to a release is still to be read.
+    pub(crate) fn owes_release(&self) -> bool {
+        matches!(self.release, SentRelease::Owed)
+    }
+
+    /// Returns the reply to the release, if an exchange has read it.
+    pub(crate) fn take_release(&mut self) -> Option<Value> {
+        match std::mem::replace(&mut self.release, SentRelease::None) {
+            SentRelease::Replied(reply) => Some(reply),
+            none_or_owed => {
+                self.release = none_or_owed;
+                None
+            }
+        }
+    }
+
+    /// Reads the reply to the release, if it is owed.
+    fn receive_release(&mut self) -> Result<(), RedisError> {
+        if self.owes_release() {
+            self.release = SentRelease::Replied(self.receive()?);
+        }
+        Ok(())
     }
 
     /// Receives a message of a channel. `None` if there is none within `limit`: the next call continues where this one
@@ -163,7 +214,7 @@ impl Connection {
     }
 
     /// Sends `count` commands and appends their replies to `answers`. After a failure it has those that
-    /// came before.
+    /// came before. The reply to a release that was sent before is read first.
     pub(crate) fn exchange_into(
         &mut self,
         answers: &mut Vec<Value>,
@@ -174,13 +225,16 @@ impl Connection {
         let began = self.link.begin(limit);
         began.map_err(|error| Failure::NotSent(self.server.closed().with_source(error)))?;
         self.open.counts().add_commands(count);
-        if let Err(error) = self.link.send(packed) {
+        if count > 0
+            && let Err(error) = self.link.send(packed)
+        {
             // A plain socket sends a short command completely or not at all.
             let is_unsent = !self.tls && count == 1;
             // The server may have sent its reason before it closed. A failed socket is read without
             // waiting.
             if is_unsent
                 && !error.is_timeout()
+                && self.receive_release().is_ok()
                 && let Ok(answer @ Value::ServerError(_)) = self.receive()
             {
                 answers.push(answer);
@@ -193,6 +247,8 @@ impl Connection {
                 Failure::Unanswered(error)
             });
         }
+        let released = self.receive_release();
+        released.map_err(|error| Failure::Unanswered(self.unread(error)))?;
         for _ in 0..count {
             let answer = self.receive();
             answers.push(answer.map_err(|error| Failure::Unanswered(self.unread(error)))?);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, Operation, ReleaseRequest, Released, RenewRequest, Renewal, StoreInfo, StoreUrl,
-    SystemClock, Usage,
+    LeaseVerifier, Operation, ReleaseDispatch, ReleaseRequest, Released, RenewRequest, Renewal,
+    StoreInfo, StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::Endpoint;
 
@@ -177,11 +177,16 @@ impl Backend for RedisProvider {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        RenewRequest::new(lease, ttl, deadline).alone(|one| self.locks.batch(one))
+        RenewRequest::new(lease, ttl, deadline).alone(|batch| self.locks.batch(batch))
     }
 
     fn release(&self, lease: &mut RedisLease, deadline: HostInstant) -> Result<Released, Error> {
-        ReleaseRequest::new(lease, deadline).alone(|one| self.locks.batch(one))
+        ReleaseRequest::new(lease, deadline).alone(|batch| self.locks.batch(batch))
+    }
+
+    fn send_release(&self, lease: &mut RedisLease) -> ReleaseDispatch {
+        let sent = self.locks.send_release(lease);
+        sent.map_or(ReleaseDispatch::NotSent, ReleaseDispatch::Sent)
     }
 
     fn part(&self, request: &AcquireRequest<'_>) -> usize {

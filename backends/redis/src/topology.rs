@@ -63,6 +63,14 @@ impl Topology {
         }
     }
 
+    /// Returns the node that keeps a key by what is known, without asking anyone.
+    pub(crate) fn known_owner(&self, key: &str) -> Option<Arc<Node>> {
+        match self {
+            Self::OneServer(node) => Some(Arc::clone(node)),
+            Self::Cluster(cluster) => cluster.node(&cluster.map.known_owner(slot(key))?).ok(),
+        }
+    }
+
     /// Returns the node at an endpoint, to which another node redirected a request.
     pub(crate) fn node_at(&self, endpoint: &Endpoint) -> Result<Arc<Node>, Error> {
         match self {

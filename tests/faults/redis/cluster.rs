@@ -84,7 +84,7 @@ const NEVER: Duration = Duration::from_secs(86_400);
 const LONG_TTL: &str = "ttl=10m&response_timeout=5s";
 
 /// The key of the name `a`, as the cases look at it.
-const KEY_OF_A: &str = "lockkeeper:bucket:{default:135}{a}";
+pub(super) const KEY_OF_A: &str = "lockkeeper:bucket:{default:135}{a}";
 
 /// Another name of the same slot.
 const IN_SLOT_OF_A: &str = "b2328";

@@ -96,6 +96,15 @@ impl Link {
         }
     }
 
+    /// Sends all of a request without waiting, and returns whether it did: see [`Stream::write_at_once`]. After an error, the
+    /// connection must be closed.
+    pub(crate) fn send_at_once(&mut self, packed: &[u8]) -> Result<bool, RedisError> {
+        match self {
+            Self::Own { stream, .. } => Ok(stream.write_at_once(packed)?),
+            Self::Supplied(_) => Ok(false),
+        }
+    }
+
     /// Receives a reply or a message. After a time-out, the next call continues where this one stopped, but a connection
     /// of the application's skips the reply that was waited for. It skips no message of RESP3.
     pub(crate) fn receive(&mut self) -> Result<Value, RedisError> {

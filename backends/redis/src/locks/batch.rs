@@ -1,13 +1,18 @@
 //! Operations of many callers. Operations of the same node are sent together, in one round trip.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, HostInstant, Operation, Released, Renewal};
-use lockkeeper_remote::{Failure, senseless};
+use lockkeeper_core::{
+    AcquireRequest, Error, HostInstant, Operation, Released, Renewal, SentRelease, process_id,
+};
+use lockkeeper_remote::{Failure, PooledConn, senseless};
 
 use super::Locks;
 use super::call::{Answer, Call, Inspected, State};
 use super::exchange::Way;
+use crate::connection::Connection;
 use crate::topology::Topology;
 use crate::topology::node::Node;
 use crate::wire::keys::NamedKey;
@@ -21,14 +26,30 @@ pub(super) const MAX_NODES: usize = 5;
 struct Group<'b, 'a> {
     node: Arc<Node>,
     way: Way,
+    /// The connection on which the first of them was sent before.
+    sent: Option<PooledConn<Connection>>,
     calls: Vec<&'b mut Call<'a>>,
+}
+
+/// A release that was sent, and the connection on which its reply comes.
+struct Sent {
+    node: Arc<Node>,
+    connection: PooledConn<Connection>,
+    /// The process that sent it. A forked child must not read the reply.
+    process: u32,
 }
 
 impl Locks {
     /// Carries out all operations, and answers each.
     pub(crate) fn batch(&self, operations: &mut [Operation<'_, RedisLease>]) {
-        let calls = operations.iter().map(|operation| match operation {
-            Operation::Acquire(it) => Call::attempt(&self.keys, it.request, it.deadline),
+        let sent = operations.first_mut().and_then(Operation::take_sent);
+        let is_sent = sent.is_some();
+        let calls = operations.iter().enumerate();
+        let calls = calls.map(|(at, operation)| match operation {
+            Operation::Release(it) if is_sent && at == 0 => {
+                Call::sent_release(it.lease, it.deadline)
+            }
+            Operation::Acquire(it) => self.attempt(it.request, it.deadline),
             Operation::Renew(it) => Call::renew(it.lease, it.ttl, it.deadline),
             Operation::Release(it) => {
                 let until = it.deadline.min(self.longest_release());
@@ -36,7 +57,7 @@ impl Locks {
             }
         });
         let mut calls: Vec<_> = calls.collect();
-        self.run(&mut calls);
+        self.run(&mut calls, sent.and_then(SentRelease::into_inner));
         let answers: Vec<_> = calls.iter_mut().map(Call::answer).collect();
         for (operation, answer) in operations.iter_mut().zip(answers) {
             match (operation, answer.map_err(Failure::into_error)) {
@@ -70,6 +91,17 @@ impl Locks {
         }
     }
 
+    /// Returns an attempt of this request. The server grants nothing after `deadline`.
+    pub(super) fn attempt<'a>(
+        &'a self,
+        request: &'a AcquireRequest<'a>,
+        deadline: HostInstant,
+    ) -> Call<'a> {
+        let key = self.key(request);
+        let part = self.topology.part(&key);
+        Call::attempt(&self.keys, (key, part), request, deadline)
+    }
+
     fn key(&self, request: &AcquireRequest<'_>) -> String {
         let of_permits = request.mode().is_permit();
         self.keys.lock(request.name().as_str(), of_permits)
@@ -84,7 +116,7 @@ impl Locks {
     /// mode and owner.
     pub(crate) fn release(&self, key: &str, text: &str, until: HostInstant) -> Result<bool, Error> {
         let mut calls = [Call::release(key, text, until)];
-        self.run(&mut calls);
+        self.run(&mut calls, None);
         let [mut call] = calls;
         match call.answer().map_err(Failure::into_error)? {
             Answer::Held(was_held) => Ok(was_held),
@@ -102,7 +134,7 @@ impl Locks {
             .iter()
             .map(|key| Call::inspect(self.keys.of(key), deadline));
         let mut calls: Vec<_> = calls.collect();
-        self.run(&mut calls);
+        self.run(&mut calls, None);
         let answers = calls.iter_mut().map(|call| match call.answer() {
             Ok(Answer::Inspected(inspected)) => Ok(inspected),
             Ok(_) => Err(senseless()),
@@ -117,9 +149,45 @@ impl Locks {
         self.clock.now() + 2 * self.options.remote.response_timeout
     }
 
-    /// Runs the calls, each on the node that owns its slot, or that another node names.
-    fn run(&self, calls: &mut [Call<'_>]) {
+    /// Sends a release without waiting for its reply. Returns what its batch needs; `None` if it was not sent.
+    pub(crate) fn send_release(&self, lease: &RedisLease) -> Option<SentRelease> {
+        // Requests for the name that go to another part do not go behind it.
+        if self.topology.part(&lease.key) != lease.part {
+            return None;
+        }
+        let node = self.topology.known_owner(&lease.key)?;
+        let mut call = Call::release(&*lease.key, &*lease.text, HostInstant::NEVER);
+        let loads = !node.knows_release.load(Ordering::Relaxed);
+        let command = call.command(&node, self.clock.now(), Duration::ZERO, loads);
+        Some(SentRelease::new(Sent {
+            connection: node.send_release(&command)?,
+            node,
+            process: process_id(),
+        }))
+    }
+
+    /// Runs the calls, each on the node that owns its slot, or that another node names. If the first one was sent before,
+    /// those to the same node go behind it on that connection.
+    fn run(&self, calls: &mut [Call<'_>], sent: Option<Sent>) {
         let mut groups = Vec::new();
+        let mut calls = calls.iter_mut();
+        if let Some(Sent {
+            node,
+            mut connection,
+            process,
+        }) = sent
+            && let Some(first) = calls.next()
+        {
+            if process != process_id() {
+                connection.connection = None;
+            }
+            groups.push(Group {
+                node,
+                way: Way::Owner,
+                sent: Some(connection),
+                calls: vec![first],
+            });
+        }
         for call in calls {
             match self.topology.owner(&call.key, call.deadline) {
                 Ok(node) => add(&mut groups, node, Way::Owner, call),
@@ -167,18 +235,24 @@ impl Locks {
 
 impl Group<'_, '_> {
     fn run(&mut self) {
-        let Self { node, way, calls } = self;
+        let Self {
+            node,
+            way,
+            sent,
+            calls,
+        } = self;
         let Some(latest) = calls.iter().map(|call| call.deadline).max() else {
             return;
         };
-        calls
-            .iter_mut()
-            .for_each(|call| call.state = State::Unanswered);
-        node.run(calls, *way, latest, None);
+        // A call comes from another node with its refusal.
+        for call in calls.iter_mut().filter(|call| !call.is_sent()) {
+            call.state = State::Unanswered;
+        }
+        node.run(calls, *way, sent.take(), latest, None);
         let now = node.clock.now();
         let repeated = calls.iter_mut().map(|call| call.repeat_renewal(now));
         if repeated.fold(false, |any, repeats| any | repeats) {
-            node.run(calls, *way, latest, None);
+            node.run(calls, *way, None, latest, None);
         }
         // After a fail-over a node of a cluster has leases that it did not grant.
         if calls.iter().any(|call| call.is_live()) {
@@ -195,6 +269,7 @@ fn add<'b, 'a>(groups: &mut Vec<Group<'b, 'a>>, node: Arc<Node>, way: Way, call:
         None => groups.push(Group {
             node,
             way,
+            sent: None,
             calls: vec![call],
         }),
     }

@@ -41,6 +41,7 @@ enum Verb<'a> {
 
 struct Attempt<'a> {
     request: &'a AcquireRequest<'a>,
+    part: usize,
     epoch_key: Cow<'a, str>,
     /// Whether the key of the epoch is in the slot of the lock's, and among the `KEYS`.
     has_epoch_beside: bool,
@@ -58,6 +59,8 @@ struct Attempt<'a> {
 
 pub(super) enum State {
     Unanswered,
+    /// A release that was sent before, and its reply is to be read.
+    Sent,
     /// The reply has come, and replicas have to acknowledge what it says.
     Unacknowledged(Answer),
     Done(Result<Answer, Failure>),
@@ -81,15 +84,17 @@ pub(super) enum Answer {
 }
 
 impl<'a> Call<'a> {
-    /// An attempt to acquire a name. The server grants nothing after `deadline`.
+    /// An attempt to acquire a name, whose key is kept by this part of the store. The server grants nothing after
+    /// `deadline`.
     pub(super) fn attempt(
         keys: &'a Keys,
+        (key, part): (String, usize),
         request: &'a AcquireRequest<'a>,
         deadline: HostInstant,
     ) -> Self {
-        let key = keys.lock(request.name().as_str(), request.mode().is_permit());
         let attempt = Attempt {
             request,
+            part,
             epoch_key: keys.epoch(&key),
             has_epoch_beside: keys.only_epoch().is_none(),
             ttl: millis(request.ttl()).to_string(),
@@ -115,6 +120,14 @@ impl<'a> Call<'a> {
         deadline: HostInstant,
     ) -> Self {
         Self::new(key.into(), text.into(), Verb::Release, deadline)
+    }
+
+    /// A release that was sent before.
+    pub(super) fn sent_release(lease: &'a RedisLease, deadline: HostInstant) -> Self {
+        Self {
+            state: State::Sent,
+            ..Self::release(&*lease.key, &*lease.text, deadline)
+        }
     }
 
     /// Removes a waiter from the queue of a name.
@@ -161,8 +174,16 @@ impl<'a> Call<'a> {
         matches!(self.verb, Verb::Renew { .. })
     }
 
+    pub(super) fn is_release(&self) -> bool {
+        matches!(self.verb, Verb::Release)
+    }
+
     pub(super) fn is_unanswered(&self) -> bool {
         matches!(self.state, State::Unanswered)
+    }
+
+    pub(super) fn is_sent(&self) -> bool {
+        matches!(self.state, State::Sent)
     }
 
     pub(super) fn is_unacknowledged(&self) -> bool {
@@ -256,7 +277,9 @@ impl<'a> Call<'a> {
                     let late = Error::new(ErrorKind::Unavailable, text);
                     return self.fail(Failure::Refused(late));
                 }
+                let part = attempt.part;
                 let lease = |minted, slot| RedisLease {
+                    part,
                     key: self.key.clone().into_owned(),
                     text: lease::lease(minted, slot, &self.text),
                 };

@@ -1,9 +1,10 @@
 //! Calls that are sent together: one pipeline on one connection to a node, and an answer for each call.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Error, ErrorKind, HostInstant};
-use lockkeeper_remote::{Failure, senseless};
+use lockkeeper_remote::{Failure, PooledConn, senseless, unavailable};
 use redis::{Value, cmd};
 
 use super::call::{Call, State, unknown};
@@ -35,7 +36,8 @@ impl Way {
 
 impl Node {
     /// Runs the `calls` without an answer, and sets the answer of each. A failure of the transport is
-    /// the answer of all calls without a reply.
+    /// the answer of all calls without a reply. The calls go behind a release that was
+    /// `sent`, on its connection.
     ///
     /// A batch with only attempts never uses the last of several connections, which renewals and releases
     /// need.
@@ -45,6 +47,7 @@ impl Node {
         &self,
         calls: &mut [&mut Call<'_>],
         way: Way,
+        sent: Option<PooledConn<Connection>>,
         until: HostInstant,
         cancel: Option<&CancelToken>,
     ) {
@@ -62,13 +65,18 @@ impl Node {
                 false => ran,
             }
         };
-        let ran = match is_spare {
-            true => self.with_spare_connection(until, work),
-            false => self.with_connection(until, work),
+        let ran = match sent {
+            Some(sent) => self.with_sent(until, sent, work),
+            None if is_spare => self.with_spare_connection(until, work),
+            None => self.with_connection(until, work),
         };
         if let Err(failure) = ran {
             let unanswered = calls.iter_mut().filter(|call| call.is_unanswered());
             unanswered.for_each(|call| call.fail(failure.clone()));
+        }
+        // The connection was replaced.
+        for call in calls.iter_mut().filter(|call| call.is_sent()) {
+            call.fail(Failure::Unanswered(self.connector.server.cut()));
         }
     }
 
@@ -118,11 +126,14 @@ impl Node {
                 commands.extend(call.command(self, now, left, loads));
                 count += way.commands();
             }
-            if count == 0 {
+            if count == 0 && !connection.owes_release() {
                 return Ok(());
             }
             let mut replies = Vec::with_capacity(count);
             let mut result = connection.exchange_into(&mut replies, &commands, count, left);
+            if let Some(reply) = connection.take_release() {
+                result = result.and_then(|()| self.take_release(calls, reply));
+            }
             // The reply to ASKING comes first.
             let per_call = way.commands();
             let replies = replies.into_iter().skip(per_call - 1).step_by(per_call);
@@ -130,13 +141,35 @@ impl Node {
             for (call, reply) in asked.zip(replies) {
                 match from_primary(reply) {
                     Err(failure) => result = Err(failure),
-                    Ok(reply) if !is_no_script(&reply) => call.take(reply, self),
+                    Ok(reply) if !is_no_script(&reply) => {
+                        if call.is_release() {
+                            self.knows_release.store(true, Ordering::Relaxed);
+                        }
+                        call.take(reply, self);
+                    }
                     Ok(_) if missing.iter().any(|it| std::ptr::eq(*it, call.script())) => {}
                     Ok(_) => missing.push(call.script()),
                 }
             }
             result?;
         }
+    }
+
+    /// Takes the reply to a release that was sent before.
+    fn take_release(&self, calls: &mut [&mut Call<'_>], reply: Value) -> Result<(), Failure> {
+        let reply = from_primary(reply)?;
+        let is_known = !is_no_script(&reply);
+        self.knows_release.store(is_known, Ordering::Relaxed);
+        if let Some(call) = calls.iter_mut().find(|call| call.is_sent()) {
+            match is_known {
+                true => call.take(reply, self),
+                // What follows on the connection came before the name is free, so this is repeated behind it.
+                false => call.fail(Failure::Refused(unavailable(
+                    "the server has forgotten the script that releases; it is sent again",
+                ))),
+            }
+        }
+        Ok(())
     }
 
     /// Waits until the replicas acknowledge grants and renewals. Releases grants that they do not

@@ -51,7 +51,7 @@ impl Locks {
         let acquired = match request.deadline() {
             Some(deadline) => self.wait_at(node, key, request, deadline)?,
             None => {
-                let mut call = Call::attempt(&self.keys, request, HostInstant::NEVER);
+                let mut call = self.attempt(request, HostInstant::NEVER);
                 match attempt(node, &mut call, request)? {
                     Answer::Granted(grant) => Some(grant),
                     _ => {
@@ -76,7 +76,7 @@ impl Locks {
     ) -> Result<Acquired, Failure> {
         let listener = &node.listener;
         let waiter = listener.enter(request.mode());
-        let mut call = Call::attempt(&self.keys, request, HostInstant::NEVER);
+        let mut call = self.attempt(request, HostInstant::NEVER);
         let mut entry = QueueEntry {
             node,
             key,
@@ -167,7 +167,13 @@ fn attempt(
     call: &mut Call<'_>,
     request: &AcquireRequest<'_>,
 ) -> Result<Answer, Failure> {
-    node.run(&mut [call], Way::Owner, request.end(), request.cancel());
+    node.run(
+        &mut [call],
+        Way::Owner,
+        None,
+        request.end(),
+        request.cancel(),
+    );
     call.answer()
 }
 
@@ -177,7 +183,7 @@ pub(super) fn leave(node: &Node, key: &str, waiter: &str) {
     // It is shorter than the tenth of a second within which a cancel returns.
     let until = node.clock.now() + LAST_ATTEMPT / 2;
     let mut call = Call::leave(key, waiter, until);
-    node.run(&mut [&mut call], Way::Owner, until, None);
+    node.run(&mut [&mut call], Way::Owner, None, until, None);
 }
 
 /// An entry in the wait queue of a name, removed on every way out.

@@ -1,6 +1,7 @@
 //! One server: its connections, its clock, and who listens to it.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LeaseVerifiers};
@@ -37,6 +38,8 @@ pub(crate) struct Node {
     pub(crate) server_clock: ServerClock,
     /// The map of the cluster.
     pub(crate) map: Option<Arc<SlotMap>>,
+    /// Whether the server has the script that releases, as far as its last reply tells.
+    pub(crate) knows_release: AtomicBool,
     pool: Pool<Connection>,
 }
 
@@ -79,6 +82,7 @@ impl Node {
                 clock,
                 server_clock: ServerClock::default(),
                 map,
+                knows_release: AtomicBool::new(false),
                 pool: Pool::of(&options.remote),
             }
         }))
@@ -175,7 +179,7 @@ impl Node {
         until: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        self.with_slot(until, Pool::checkout, work)
+        self.with_slot(until, |limit| self.pool.checkout(limit), work)
     }
 
     /// Runs `work` for a caller that holds nothing: it never uses the last connection of several, which
@@ -185,13 +189,23 @@ impl Node {
         until: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        self.with_slot(until, Pool::checkout_spare, work)
+        self.with_slot(until, |limit| self.pool.checkout_spare(limit), work)
+    }
+
+    /// Runs `work` on the connection on which a release was sent, or another one in its place.
+    pub(crate) fn with_sent<T>(
+        &self,
+        until: HostInstant,
+        sent: PooledConn<Connection>,
+        work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.with_slot(until, |_| Some(sent), work)
     }
 
     fn with_slot<T>(
         &self,
         until: HostInstant,
-        checkout: impl Fn(&Pool<Connection>, Duration) -> Option<PooledConn<Connection>>,
+        checkout: impl FnOnce(Duration) -> Option<PooledConn<Connection>>,
         mut work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let remote = &self.options.remote;
@@ -200,7 +214,7 @@ impl Node {
             // The node has not failed.
             return Err(no_time());
         }
-        let slot = checkout(&self.pool, left.min(remote.response_timeout));
+        let slot = checkout(left.min(remote.response_timeout));
         let mut slot = slot.ok_or_else(|| {
             let advice = ", or find what makes the server slow";
             let server = &self.connector.server;
@@ -222,6 +236,17 @@ impl Node {
             map.doubt(Some(&self.endpoint));
         }
         ran
+    }
+
+    /// Sends a release on an idle connection, without waiting for anything. Returns the connection; `None` if it was not
+    /// sent.
+    pub(crate) fn send_release(&self, packed: &[u8]) -> Option<PooledConn<Connection>> {
+        let mut slot = self.pool.try_checkout()?;
+        let mut connection = slot.connection.take()?;
+        // After an error the connection is closed.
+        let is_sent = connection.send_release(packed).ok()?;
+        slot.connection = Some(connection);
+        is_sent.then_some(slot)
     }
 
     /// Closes a connection that nothing uses at the moment.

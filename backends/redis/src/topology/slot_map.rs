@@ -67,12 +67,8 @@ impl SlotMap {
     /// asked for first, until `until`. Where no node answers, the last known one serves. So nodes that hang delay no
     /// request to the others: an owner that has changed meanwhile says so itself.
     pub(crate) fn owner(&self, slot: u16, until: HostInstant) -> Result<Endpoint, Error> {
-        {
-            let known = self.known.lock();
-            let owner = known.answer.owner(slot);
-            if let Some(owner) = owner.filter(|owner| known.rank(owner) == 0) {
-                return Ok(owner.clone());
-            }
+        if let Some(owner) = self.known_owner(slot) {
+            return Ok(owner);
         }
         let asked = self.ask_if_in_doubt(until);
         let mut known = self.known.lock();
@@ -85,6 +81,14 @@ impl SlotMap {
             "no node of the cluster owns slot {slot}, to which this name belongs; assign it by `redis-cli --cluster fix`"
         );
         Err(Error::new(ErrorKind::Unavailable, text))
+    }
+
+    /// Returns the node that owns a slot by the last known map, without asking anyone; `None` if it has failed, or none is
+    /// known.
+    pub(crate) fn known_owner(&self, slot: u16) -> Option<Endpoint> {
+        let known = self.known.lock();
+        let owner = known.answer.owner(slot);
+        owner.filter(|owner| known.rank(owner) == 0).cloned()
     }
 
     /// Returns the number of the node that owns a slot by the last known map, which a new answer may change; 0 if none

@@ -12,6 +12,8 @@ pub struct RedisLease {
     pub(crate) key: String,
     /// What the server keeps: see [`lease`].
     pub(crate) text: String,
+    /// The part of the store that kept the key when the lease was asked for.
+    pub(crate) part: usize,
 }
 
 /// Returns a ttl for the server, which counts in signed numbers from 1970. Rounded up, so that no lease is

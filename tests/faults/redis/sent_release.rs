@@ -1,0 +1,246 @@
+//! Releases that are sent and not waited for: their replies are read with the next batch, or lost.
+
+use std::time::Duration;
+
+use lockkeeper::ErrorKind;
+use lockkeeper::backend::{Backend as _, Operation, ReleaseDispatch, StoreInfo as _};
+use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
+use lockkeeper_testkit::{
+    Fault, Proxy, RedisCluster, RedisKind, RedisOptions as ServerOptions, RedisServer, cases,
+};
+
+use super::Case;
+use super::cluster::{KEY_OF_A, keys_at, start_without_replicas};
+use super::operations::Answer::{AlreadyLost, Busy, Failed, Granted, Released, Renewed};
+use super::operations::{
+    Lease, acquire, attempt, names, open, open_with_scripts, release, release_all, renew, request,
+    run, sent,
+};
+use super::store::start;
+use crate::common::{Keepers as _, WAIT_LIMIT};
+
+pub(super) const CASES: &[Case] = cases![
+    sent_release_frees_for_its_batch,
+    sent_release_by_tls,
+    sent_release_loses_its_reply,
+    sent_release_is_answered_late,
+    sent_release_finds_no_script,
+    sent_release_meets_a_replica,
+    sent_release_waits_for_no_replica,
+    sent_release_needs_an_idle_connection,
+    sent_release_follows_its_slot,
+];
+
+/// Sends the release of a lease, and returns the operation that reads its reply.
+fn send<'a>(provider: &RedisProvider, lease: &'a mut Lease) -> Operation<'a, Lease> {
+    let ReleaseDispatch::Sent(sent) = provider.send_release(lease) else {
+        panic!("it is not sent");
+    };
+    let mut collect = release(lease);
+    if let Operation::Release(it) = &mut collect {
+        it.sent = Some(sent);
+    }
+    collect
+}
+
+fn is_sent(provider: &RedisProvider, lease: &mut Lease) -> bool {
+    matches!(provider.send_release(lease), ReleaseDispatch::Sent(_))
+}
+
+/// The name and other names are granted behind the release, on one connection.
+fn frees_for_its_batch(provider: &RedisProvider) {
+    let [mut freed, mut alone, mut kept] = acquire(provider, ["a", "b", "k"]);
+    let before = provider.usage().unwrap();
+    let collect = send(provider, &mut freed);
+    let names = names(["a", "b"]);
+    let [same, held] = names.each_ref().map(request);
+    let batch = vec![collect, attempt(&same), attempt(&held), renew(&mut kept)];
+    let (answers, grants) = run(provider, batch);
+    assert_eq!(answers, [Released, Granted, Busy, Renewed]);
+    let collect = send(provider, &mut alone);
+    assert_eq!(run(provider, vec![collect]).0, [Released]);
+    let after = provider.usage().unwrap();
+    assert_eq!(after.commands, before.commands + 5);
+    assert_eq!(after.connections, before.connections);
+    // The reply that nobody reads is not that of the next request.
+    let mut granted = grants.into_iter().map(|it| it.lease).next().unwrap();
+    drop(send(provider, &mut granted));
+    let (answers, _) = run(provider, vec![renew(&mut kept), release(&mut granted)]);
+    assert_eq!(answers, [Renewed, AlreadyLost]);
+    release_all(provider, [kept]);
+}
+
+fn sent_release_frees_for_its_batch(kind: RedisKind) {
+    let server = start(kind);
+    let provider = open_with_scripts(server.addr(), |options| options);
+    frees_for_its_batch(&provider);
+    drop(provider);
+    server.assert_clean();
+}
+
+fn sent_release_by_tls(kind: RedisKind) {
+    let server = RedisServer::start(kind, &ServerOptions::new().tls()).unwrap();
+    let authority = server.certificates().unwrap().authority.clone();
+    let port = server.tls_addr().unwrap().port();
+    let options = RedisOptions::tcp("localhost", port).tls(Some(authority));
+    let options = options.response_timeout(Duration::from_secs(5));
+    let provider = RedisProvider::open(&options, "default").unwrap();
+    let [mut lease] = acquire(&provider, ["s"]);
+    let (answers, _) = run(&provider, vec![renew(&mut lease)]);
+    assert_eq!(answers, [Renewed]);
+    release_all(&provider, [lease]);
+    frees_for_its_batch(&provider);
+    drop(provider);
+    server.assert_clean();
+}
+
+fn sent_release_loses_its_reply(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let provider = open_with_scripts(proxy.addr(), |options| options);
+    let [mut freed] = acquire(&provider, ["a"]);
+    let [a] = names(["a"]);
+    let asked = request(&a);
+    let before = proxy.counts().cut;
+    proxy.once("EVALSHA", Fault::CutReplyAfter(0));
+    let collect = send(&provider, &mut freed);
+    assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.cut > before));
+    let (answers, _) = run(&provider, vec![collect, attempt(&asked)]);
+    // If the client has been told of the cut before it sends the attempt, that goes elsewhere.
+    let unknown = Failed(ErrorKind::Unknown);
+    assert!(
+        answers == [unknown, unknown] || answers == [unknown, Granted],
+        "{answers:?}"
+    );
+    let (answers, grants) = run(&provider, vec![release(&mut freed), attempt(&asked)]);
+    assert_eq!(answers, [AlreadyLost, Granted]);
+    release_all(&provider, grants.into_iter().map(|it| it.lease));
+    drop(provider);
+    server.assert_clean();
+}
+
+fn sent_release_is_answered_late(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let provider = open_with_scripts(proxy.addr(), |options| options);
+    let [mut freed] = acquire(&provider, ["a"]);
+    let [a] = names(["a"]);
+    let asked = request(&a);
+    let before = proxy.counts().held;
+    proxy.once("EVALSHA", Fault::DelayReplies(Duration::from_millis(300)));
+    let collect = send(&provider, &mut freed);
+    assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.held > before));
+    let (answers, grants) = run(&provider, vec![collect, attempt(&asked)]);
+    assert_eq!(answers, [Released, Granted]);
+    release_all(&provider, grants.into_iter().map(|it| it.lease));
+    drop(provider);
+    server.assert_clean();
+}
+
+/// What follows it does not find the name free, and the release is made again.
+fn sent_release_finds_no_script(kind: RedisKind) {
+    let server = start(kind);
+    let provider = open_with_scripts(server.addr(), |options| options);
+    let [mut freed] = acquire(&provider, ["a"]);
+    server.command(&["SCRIPT", "FLUSH", "SYNC"]).unwrap();
+    let [a] = names(["a"]);
+    let asked = request(&a);
+    let collect = send(&provider, &mut freed);
+    let (answers, _) = run(&provider, vec![collect, attempt(&asked)]);
+    assert_eq!(answers, [Failed(ErrorKind::Unavailable), Busy]);
+    // The next one brings its script with it.
+    let before = sent(&provider);
+    let collect = send(&provider, &mut freed);
+    let (answers, grants) = run(&provider, vec![collect, attempt(&asked)]);
+    assert_eq!(answers, [Released, Granted]);
+    assert_eq!(sent(&provider), before + 2);
+    release_all(&provider, grants.into_iter().map(|it| it.lease));
+    drop(provider);
+    server.assert_clean();
+}
+
+/// The server has become a replica between the release and its reply, as by a fail-over.
+fn sent_release_meets_a_replica(kind: RedisKind) {
+    let server = start(kind);
+    let provider = open_with_scripts(server.addr(), |options| options);
+    let [mut freed] = acquire(&provider, ["a"]);
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
+    let [b] = names(["b"]);
+    let asked = request(&b);
+    let collect = send(&provider, &mut freed);
+    let (answers, _) = run(&provider, vec![collect, attempt(&asked)]);
+    let unavailable = Failed(ErrorKind::Unavailable);
+    assert_eq!(answers, [Failed(ErrorKind::Unknown), unavailable]);
+    server.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
+    release_all(&provider, [freed]);
+    drop(provider);
+    server.assert_clean();
+}
+
+/// Grants wait for a replica that there is not, and a release does not.
+fn sent_release_waits_for_no_replica(kind: RedisKind) {
+    let server = start(kind);
+    let earlier = open_with_scripts(server.addr(), |options| options);
+    let provider = open(&server, |options| {
+        // WAIT takes most of it, and a busy server still replies in time.
+        options.replicas(1).response_timeout(Duration::from_secs(6))
+    });
+    let [mut freed, mut kept] = acquire(&earlier, ["a", "k"]);
+    let (answers, _) = run(&provider, vec![renew(&mut kept)]);
+    assert_eq!(answers, [Failed(ErrorKind::Unavailable)]);
+    let [a] = names(["a"]);
+    let asked = request(&a);
+    let collect = send(&provider, &mut freed);
+    let (answers, _) = run(&provider, vec![collect, attempt(&asked)]);
+    assert_eq!(answers, [Released, Failed(ErrorKind::Unavailable)]);
+    assert_eq!(server.calls().unwrap().get("wait"), Some(&2));
+    release_all(&earlier, [kept]);
+    drop((provider, earlier));
+    server.assert_clean();
+}
+
+fn sent_release_needs_an_idle_connection(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let provider = open_with_scripts(proxy.addr(), |options| options.pool_size(1));
+    let [mut one, mut two] = acquire(&provider, ["1", "2"]);
+    let collect = send(&provider, &mut one);
+    assert!(!is_sent(&provider, &mut two));
+    assert_eq!(run(&provider, vec![collect]).0, [Released]);
+    proxy.cut();
+    let [held] = names(["2"]);
+    let asked = request(&held);
+    // The connection is replaced by one that is used for the first time.
+    assert_eq!(run(&provider, vec![attempt(&asked)]).0, [Busy]);
+    let collect = send(&provider, &mut two);
+    assert_eq!(run(&provider, vec![collect]).0, [Released]);
+    drop(provider);
+    server.assert_clean();
+}
+
+/// The slot has moved since the map was asked for: the release and the attempt behind it go on at the next node.
+fn sent_release_follows_its_slot(kind: RedisKind) {
+    let (cluster, owner) = start_without_replicas(kind);
+    let next = (owner + 1) % RedisCluster::PRIMARIES;
+    let (slot, _) = cluster.owner(KEY_OF_A, None).unwrap();
+    let addr = cluster.server(owner).addr();
+    let options = RedisOptions::cluster(addr.ip().to_string(), addr.port());
+    let options = options.response_timeout(Duration::from_secs(5));
+    let provider = RedisProvider::open(&options, "default").unwrap();
+    let [mut freed] = acquire(&provider, ["a"]);
+    let [a] = names(["a"]);
+    let asked = request(&a);
+    cluster.begin_move(slot, owner, next).unwrap();
+    for key in [KEY_OF_A, &KEY_OF_A.replace("{a}", ":epoch")] {
+        cluster.move_key(key, owner, next).unwrap();
+    }
+    cluster.end_move(slot, owner, next).unwrap();
+    let collect = send(&provider, &mut freed);
+    let (answers, mut grants) = run(&provider, vec![collect, attempt(&asked)]);
+    assert_eq!(answers, [Released, Granted]);
+    // Requests for the name go to another part by now than when this lease was asked for.
+    let mut granted = grants.remove(0).lease;
+    assert!(!is_sent(&provider, &mut granted));
+    release_all(&provider, [granted]);
+    assert!(keys_at(&cluster, next).is_empty());
+}
