@@ -34,6 +34,8 @@ pub(crate) enum Return {
     /// What an attempt without a reply may have been granted, in this part of the store. No thread of this process
     /// requests its name meanwhile.
     Attempt(usize, Attempt),
+    /// Nothing but the report of what became of the release of a dropped guard.
+    Report(Box<DroppedGuard>, Result<Released, Error>),
 }
 
 /// The releases of a keeper that no caller waits for.
@@ -154,7 +156,7 @@ impl Engine {
         release.lost_reply = lost_reply.filter(|it| it.kind() == ErrorKind::Unknown);
         match lease {
             Some(lease) => self.start_release(lease, release),
-            None => self.end_release(&release, Ok(Released::AlreadyLost)),
+            None => self.end_release(release, Ok(Released::AlreadyLost)),
         }
     }
 
@@ -218,22 +220,36 @@ impl Engine {
             (_, answer) => {
                 let lost_reply = release.lost_reply.take();
                 let answer = answer.and_then(|found| found_after(found, lost_reply.as_ref()));
-                self.end_release(&release, answer);
+                self.end_release(release, answer);
             }
         }
     }
 
     /// Ends a release: reports the end of its guard.
-    fn end_release(self: &Arc<Self>, release: &Release, answer: Result<Released, Error>) {
+    fn end_release(self: &Arc<Self>, release: Release, answer: Result<Released, Error>) {
         if release.is_sent
             && let Some(next) = self.parts.get(release.part).requests.settle()
         {
             self.start_sender(release.part, next);
         }
-        if let Some(guard) = &release.guard {
-            self.end_dropped(guard, answer);
+        match release.guard {
+            // A request for another name may have taken the reply along. Its thread must not run the observer's code in
+            // the middle of that.
+            Some(guard) if release.is_sent && self.notifier.is_observed() => {
+                self.start_return(Return::Report(guard, answer));
+            }
+            guard => {
+                if let Some(guard) = guard {
+                    self.end_dropped(&guard, answer);
+                }
+                self.finish_return(release.part);
+            }
         }
-        self.finish_return(release.part);
+    }
+
+    fn end_reported(&self, guard: &DroppedGuard, answer: Result<Released, Error>) {
+        self.end_dropped(guard, answer);
+        self.finish_return(guard.acquired.hold.part);
     }
 
     /// Lets the next thread have the name of a guard that was dropped, and reports the guard's end.
@@ -262,6 +278,7 @@ impl Engine {
         let part = match &what {
             Return::Lease(_, release) => release.part,
             Return::Attempt(part, _) => *part,
+            Return::Report(guard, _) => guard.acquired.hold.part,
         };
         let job = Job::Return(self.lasting_use(), what);
         self.start_work(vec![(JobKind::Return(part), job)]);
@@ -275,6 +292,7 @@ impl Engine {
                 run_caught(|| self.provider.abandon(&attempt.request(&*self.clock)));
                 self.end_abandoned(part, &attempt);
             }
+            Return::Report(guard, answer) => self.end_reported(&guard, answer),
         }
     }
 
@@ -284,9 +302,10 @@ impl Engine {
             Return::Lease(_, release) => {
                 let text = "no thread could be started for the release; raise the limit of threads";
                 let error = Error::new(ErrorKind::Unavailable, text);
-                self.end_release(&release, Err(not_released(error)));
+                self.end_release(release, Err(not_released(error)));
             }
             Return::Attempt(part, attempt) => self.end_abandoned(part, &attempt),
+            Return::Report(guard, answer) => self.end_reported(&guard, answer),
         }
     }
 
@@ -350,7 +369,7 @@ impl Engine {
             }
             paused = retry.after(&error, None);
         };
-        self.end_release(&release, answer);
+        self.end_release(release, answer);
     }
 
     /// Leaves a release that is under way, and whose caller waits no longer.

@@ -251,6 +251,7 @@ fn cancel_ends_the_wait_for_the_second_name_and_gives_the_first_back() {
         assert_fails(waiting.join().unwrap(), ErrorKind::Cancelled);
     });
     drop(held);
+    eventually("all is released", || keeper.pending_releases() == 0);
     assert!(other.try_lock_all(["a", "b"]).unwrap().is_some());
     let error = keeper.lock_all([""; 0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidName);

@@ -1,13 +1,18 @@
 //! Releases that a drop sends and does not wait for: who reads the reply, and what comes of a reply that is lost.
 
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOptions, ErrorKind, LockKeeper, Mode, Released};
+use lockkeeper_core::{
+    AcquireOptions, Error, ErrorKind, FencingToken, LockKeeper, Mode, ObservedLock, Observer,
+    Released,
+};
 
 use crate::answers::{Grants, Releases, Sends};
 use crate::dropped::{Ends, observed};
+
 use crate::scripted_store::ScriptedStore;
 use crate::steps::*;
 
@@ -279,4 +284,37 @@ fn end_of_the_keeper_loses_no_release_whose_reply_does_not_come() {
     store.releases(Releases::RequestLost);
     ends.expect("a", Ok(Released::Done));
     eventually("the store is closed", || Arc::strong_count(&store) == 1);
+}
+
+/// Returns from no report before the test ends.
+struct Stuck(Mutex<Receiver<()>>);
+
+impl Observer for Stuck {
+    fn released(
+        &self,
+        _: &ObservedLock<'_>,
+        _: FencingToken,
+        _: Duration,
+        _: &Result<Released, Error>,
+    ) {
+        let _ = self.0.lock().unwrap().recv();
+    }
+}
+
+/// The observer's code may ask for the very name that this request is about.
+#[test]
+fn request_that_takes_the_reply_along_does_not_run_the_observer() {
+    let store = ScriptedStore::with_batches();
+    store.sends(Sends::Owed);
+    let (end, ended) = channel();
+    let observer = Arc::new(Stuck(Mutex::new(ended)));
+    let keeper = store.builder().observer(observer).build().unwrap();
+    drop(keeper.lock("a").unwrap());
+    let taking = spawn_acquire(&keeper, "b", forever());
+    eventually("it is granted", || taking.is_finished());
+    let guard = granted(taking);
+    assert_eq!(store.count("a", "collect"), 1);
+    assert_eq!(keeper.pending_releases(), 1, "it is reported later");
+    drop(end);
+    drop(guard);
 }
