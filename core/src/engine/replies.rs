@@ -168,8 +168,14 @@ impl Engine {
                 Request::Attempt(_) => Asked::ForName,
                 Request::Lease(_) => Asked::ForLease,
             };
-            let made = (part, request.asked_at(asked_at));
-            self.note(made, of_answer(request, found), asked, request.deadline());
+            let news = of_answer(request, found);
+            // Nobody waited for the reply to a release before this batch did: a time-out does not count from when that
+            // was sent.
+            let asked_at = match news {
+                News::NoReply(_) => asked_at,
+                _ => request.asked_at(asked_at),
+            };
+            self.note((part, asked_at), news, asked, request.deadline());
         }
     }
 }

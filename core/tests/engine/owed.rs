@@ -12,7 +12,7 @@ use lockkeeper_core::{
 
 use crate::answers::{Grants, Releases, Sends};
 use crate::dropped::{Ends, observed};
-
+use crate::reports::outages_of;
 use crate::scripted_store::ScriptedStore;
 use crate::steps::*;
 
@@ -317,4 +317,19 @@ fn request_that_takes_the_reply_along_does_not_run_the_observer() {
     assert_eq!(keeper.pending_releases(), 1, "it is reported later");
     drop(end);
     drop(guard);
+}
+
+/// The server has closed the connection while the host was suspended, say.
+#[test]
+fn reply_that_was_lost_during_a_pause_is_no_outage() {
+    let store = ScriptedStore::with_batches();
+    store.sends(Sends::Owed);
+    let (keeper, told) = outages_of(&store);
+    drop(keeper.lock("a").unwrap());
+    store.releases(Releases::RequestLost);
+    store.clock.advance(SECOND);
+    pass_time(&store, "all is released", || keeper.pending_releases() == 0);
+    assert_eq!(store.count("a", "release"), 1);
+    drop(keeper);
+    told.expect_nothing();
 }
