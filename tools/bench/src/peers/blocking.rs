@@ -53,7 +53,7 @@ pub(super) fn keeper(store: &Store) -> Result<impl Fn(&Work) -> Ran + use<>, Box
             Ok(Box::new(move |name, granted| {
                 let guard = keeper.lock(name)?;
                 granted();
-                guard.release()?;
+                drop(guard);
                 Ok(())
             }))
         })
