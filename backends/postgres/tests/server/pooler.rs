@@ -85,7 +85,8 @@ fn outage_behind_it_is_ridden_out() {
     let pool = PgBouncer::start(&server, PoolMode::Session).unwrap();
     let url = server.url_via(pool.addr());
     let keeper = try_open(&with_timeouts(&format!("{url}?wait=30s"))).unwrap();
-    drop(keeper.lock("a").unwrap());
+    // The next attempt would go behind a release whose reply is pending.
+    keeper.lock("a").unwrap().release().unwrap();
     server.kill();
     let error = keeper.try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
