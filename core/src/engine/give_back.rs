@@ -40,37 +40,46 @@ pub(crate) enum Return {
 
 /// The releases of a keeper that no caller waits for.
 pub(crate) struct PendingReturns {
-    /// The number of those that are queued, under way, repeated, or wait for a renewal to return.
-    count: Mutex<usize>,
-    /// Notified when none is left.
+    counts: Mutex<ReturnCounts>,
+    /// Notified when no release is left.
     all_done: Condvar,
     /// Cancelled at the keeper's end: from then on nothing is repeated.
     ended: CancelToken,
 }
 
+#[derive(Default)]
+struct ReturnCounts {
+    /// The number of releases that are queued, under way, repeated, or wait for a renewal to return.
+    pending: usize,
+    /// The number of threads that wait until there is none. Notifying without one would cost a system call.
+    waiting: usize,
+}
+
 impl PendingReturns {
     pub(super) fn new() -> Self {
         Self {
-            count: Mutex::new(0),
+            counts: Mutex::default(),
             all_done: Condvar::new(),
             ended: CancelToken::new(),
         }
     }
 
     pub(crate) fn count(&self) -> usize {
-        *lock(&self.count)
+        lock(&self.counts).pending
     }
 
     /// Waits until none is left, at most for `limit`.
     pub(super) fn wait_until_done(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
-        let mut count = lock(&self.count);
-        while *count > 0 {
+        let mut counts = lock(&self.counts);
+        while counts.pending > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            count = wait(&self.all_done, count, Some(left));
+            counts.waiting += 1;
+            counts = wait(&self.all_done, counts, Some(left));
+            counts.waiting -= 1;
         }
     }
 
@@ -81,16 +90,16 @@ impl PendingReturns {
 
     /// Counts one more. Returns false if there are too many.
     fn begin(&self) -> bool {
-        let mut count = lock(&self.count);
-        let may_begin = *count < MAX_PENDING;
-        *count += usize::from(may_begin);
+        let mut counts = lock(&self.counts);
+        let may_begin = counts.pending < MAX_PENDING;
+        counts.pending += usize::from(may_begin);
         may_begin
     }
 
     fn finish(&self) {
-        let mut count = lock(&self.count);
-        *count = count.saturating_sub(1);
-        if *count == 0 {
+        let mut counts = lock(&self.counts);
+        counts.pending = counts.pending.saturating_sub(1);
+        if counts.pending == 0 && counts.waiting > 0 {
             self.all_done.notify_all();
         }
     }

@@ -17,6 +17,9 @@ use super::late::{LOCK_REQUEST, OF_A};
 use super::relay::{Held, relay};
 use crate::common::WAIT_LIMIT;
 
+/// The answer to an attempt.
+type Attempted = Result<Option<Grant<EtcdLease>>, Error>;
+
 pub(super) const CASES: &[Case] = cases![
     owed_reply_is_read_by_the_next_request,
     owed_reply_that_is_lost_is_unknown,
@@ -58,10 +61,7 @@ impl Rig {
     fn attempt_after(
         &self,
         first: Option<Operation<'_, EtcdLease>>,
-    ) -> (
-        Option<Result<Released, Error>>,
-        Result<Option<Grant<EtcdLease>>, Error>,
-    ) {
+    ) -> (Option<Result<Released, Error>>, Attempted) {
         let (name, ttl) = (LockName::new("a").unwrap(), Duration::from_secs(600));
         let request = AcquireRequest::attempt(&name, ttl, &SystemClock);
         let mut batch: Vec<_> = first.into_iter().collect();
@@ -98,10 +98,7 @@ impl Rig {
         &self,
         lease: &mut EtcdLease,
         sent: SentRelease,
-    ) -> (
-        Result<Released, Error>,
-        Result<Option<Grant<EtcdLease>>, Error>,
-    ) {
+    ) -> (Result<Released, Error>, Attempted) {
         let sent = Some(sent);
         let release = ReleaseRequest {
             sent,
