@@ -19,10 +19,16 @@ pub(crate) fn run(words: &[String], kinds: &[Kind]) -> Done {
     let wanted = words.first().map_or("redis", String::as_str);
     let kind = kinds.iter().copied().find(|kind| kind.word() == wanted);
     let store = Store::start(kind.ok_or_else(|| format!("no store is called {wanted}"))?)?;
-    let keeper = store.open("")?;
+    // The debugger stops the thread so often that it meets the usual time-outs.
+    let keeper = store.open(match store.kind {
+        Kind::Memory | Kind::Sqlite => "ttl=1h",
+        _ => "ttl=1h&response_timeout=30s",
+    })?;
     for _ in 0..WARM_UP {
         drop(keeper.lock("warm")?);
     }
+    // Its reply is read before the traced lock begins.
+    keeper.lock("warm")?.release()?;
     traced(&keeper)
 }
 
