@@ -6,7 +6,7 @@ use lockkeeper::ErrorKind;
 use lockkeeper::backend::{Backend as _, Operation, ReleaseDispatch, StoreInfo as _};
 use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper_testkit::{
-    Fault, Proxy, RedisCluster, RedisKind, RedisOptions as ServerOptions, RedisServer, cases,
+    Fault, Proxy, RedisCluster, RedisKind, RedisOptions as ServerOptions, RedisServer, cases, until,
 };
 
 use super::Case;
@@ -17,7 +17,7 @@ use super::operations::{
     run, sent,
 };
 use super::store::start;
-use crate::common::{Keepers as _, WAIT_LIMIT};
+use crate::common::{Keepers as _, Told, WAIT_LIMIT, with_reply_time};
 
 pub(super) const CASES: &[Case] = cases![
     sent_release_frees_for_its_batch,
@@ -25,6 +25,7 @@ pub(super) const CASES: &[Case] = cases![
     sent_release_loses_its_reply,
     sent_release_is_answered_late,
     sent_release_finds_no_script,
+    sent_release_without_its_script_is_no_outage,
     sent_release_meets_a_replica,
     sent_release_waits_for_no_replica,
     sent_release_needs_an_idle_connection,
@@ -156,6 +157,26 @@ fn sent_release_finds_no_script(kind: RedisKind) {
     assert_eq!(sent(&provider), before + 2);
     release_all(&provider, grants.into_iter().map(|it| it.lease));
     drop(provider);
+    server.assert_clean();
+}
+
+/// The keeper itself reads the reply.
+fn sent_release_without_its_script_is_no_outage(kind: RedisKind) {
+    let server = start(kind);
+    let keys = with_reply_time("ttl=60s");
+    let (keeper, told) = Told::open(&format!("{}/?{keys}", server.url()));
+    let is_done = || keeper.pending_releases() == 0;
+    // The first one brings its script with it.
+    for flushes in [false, true] {
+        let guard = keeper.lock("a").unwrap();
+        if flushes {
+            server.command(&["SCRIPT", "FLUSH", "SYNC"]).unwrap();
+        }
+        drop(guard);
+        until("it is released", is_done);
+    }
+    drop(keeper);
+    assert_eq!(told.counts(), [0, 0]);
     server.assert_clean();
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Error, ErrorKind, HostInstant};
-use lockkeeper_remote::{Failure, PooledConn, senseless, unavailable};
+use lockkeeper_remote::{Failure, PooledConn, senseless};
 use redis::{Value, cmd};
 
 use super::call::{Call, State, unknown};
@@ -164,7 +164,8 @@ impl Node {
             match is_known {
                 true => call.take(reply, self),
                 // What follows on the connection came before the name is free, so this is repeated behind it.
-                false => call.fail(Failure::Refused(unavailable(
+                // The server has replied, so this is no outage.
+                false => call.fail(Failure::Refused(Error::name_unavailable(
                     "the server has forgotten the script that releases; it is sent again",
                 ))),
             }
