@@ -145,7 +145,10 @@ impl Engine {
                 Some(_) => self.clock.now(),
                 None => retry.borrow().asked_at(),
             };
-            self.note_failed_attempt(part.get(), asked_at, end, error);
+            // A cancel may have ended the attempt without a reply.
+            if !token.is_cancelled() {
+                self.note_failed_attempt(part.get(), asked_at, end, error);
+            }
             pause(error, answered_at)
         };
         let acquisition = Acquisition {

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -400,6 +400,36 @@ fn cancelled_attempt_neither_begins_nor_ends_an_outage() {
     store.grants(Grants::Work);
     drop(keeper.lock("b").unwrap());
     told.expect(["scripted: back after 1s"]);
+}
+
+/// Cancels two waits as soon as both have seen another holder.
+struct CancelsWaits(Barrier, CancelToken);
+
+impl Observer for CancelsWaits {
+    fn contended(&self, _: &ObservedLock<'_>) {
+        self.0.wait();
+        self.1.cancel();
+    }
+}
+
+/// The backend asks whether to repeat the attempt that the cancel has cut off.
+#[test]
+fn cancelled_waiters_begin_no_outage() {
+    let store = ScriptedStore::new();
+    let (sender, told) = mpsc::channel();
+    let cancel = CancelToken::new();
+    let builder = store.builder();
+    let builder = builder.observer(Arc::new(Outages(Mutex::new(sender))));
+    let builder = builder.observer(Arc::new(CancelsWaits(Barrier::new(2), cancel.clone())));
+    let keeper = builder.build().unwrap();
+    let (span, asks) = (SECOND, true);
+    store.grants(Grants::LateReply { span, asks });
+    let waits = ["a", "b"].map(|name| spawn_acquire(&keeper, name, forever().cancel(&cancel)));
+    for wait in waits {
+        assert_eq!(failed(wait).kind(), ErrorKind::Cancelled);
+    }
+    drop(keeper);
+    Told(told).expect_nothing();
 }
 
 #[test]
