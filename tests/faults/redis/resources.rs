@@ -3,16 +3,17 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{ErrorKind, LockGuard, Released};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, cases, until};
 
 use super::Case;
-use super::store::{open, start};
-use crate::common::{Keepers as _, WAIT_LIMIT};
+use super::store::{open, start, waiting_at};
+use crate::common::{Keepers as _, Told, WAIT_LIMIT, with_reply_time};
 
 pub(super) const CASES: &[Case] = cases![
     exhausted_pool_has_its_own_error,
     renewals_are_sent_in_batches,
+    cancelled_waits_leave_no_waiter,
 ];
 
 fn exhausted_pool_has_its_own_error(kind: RedisKind) {
@@ -59,5 +60,30 @@ fn renewals_are_sent_in_batches(kind: RedisKind) {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop(keeper);
+    server.assert_clean();
+}
+
+/// Each of them is cancelled at another moment, many while a request is under way. None of that is an outage.
+fn cancelled_waits_leave_no_waiter(kind: RedisKind) {
+    let server = start(kind);
+    let holder = open(&server.url(), "ttl=60s");
+    let keys = with_reply_time("ttl=60s");
+    let (keeper, told) = Told::open(&format!("{}/?{keys}", server.url()));
+    let held = holder.lock("a").unwrap();
+    for round in 0..500 {
+        let cancel = CancelToken::new();
+        let options = AcquireOptions::new().wait_forever().cancel(&cancel);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| keeper.acquire("a", &options));
+            thread::sleep(Duration::from_micros(round * 37 % 1_500));
+            cancel.cancel();
+            let error = waiting.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+        });
+    }
+    assert_eq!(waiting_at(&server, "lockkeeper:{default:a}"), 0);
+    assert_eq!(told.counts(), [0, 0]);
+    held.release().unwrap();
+    drop((keeper, holder));
     server.assert_clean();
 }

@@ -115,8 +115,9 @@ impl Locks {
                 }
                 Err(failure) => {
                     // If the server does not reply, no request to remove the waiter is sent. The
-                    // waiter expires by itself.
-                    entry.is_queued &= matches!(failure, Failure::Refused(_));
+                    // waiter expires by itself. A cancel has closed the connection of a server that may reply.
+                    let replies = matches!(failure, Failure::Refused(_));
+                    entry.is_queued &= replies || request.is_cancelled();
                     return Err(failure);
                 }
             };
