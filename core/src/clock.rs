@@ -75,8 +75,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 }
 
 /// The host's clock that never steps and keeps running during suspend. It is `CLOCK_BOOTTIME` on
-/// Linux and Android, and `CLOCK_MONOTONIC`, which does the same, on Apple systems. Elsewhere it is
-/// [`std::time::Instant`].
+/// Linux and Android. Elsewhere it is `CLOCK_MONOTONIC`, which does the same on Apple systems.
 ///
 /// All processes of a host have the same time, so backends for one host may store it. Only a time
 /// namespace can have an offset: see clock_gettime(2) and time_namespaces(7).
@@ -85,23 +84,15 @@ pub struct SystemClock;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const HOST_CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
-#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
 const HOST_CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
 
 impl Clock for SystemClock {
-    #[cfg(unix)]
     fn now(&self) -> HostInstant {
         let time = rustix::time::clock_gettime(HOST_CLOCK);
         let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
         let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
         HostInstant(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
-    }
-
-    #[cfg(not(unix))]
-    fn now(&self) -> HostInstant {
-        static START: std::sync::LazyLock<std::time::Instant> =
-            std::sync::LazyLock::new(std::time::Instant::now);
-        HostInstant(saturating_nanos(START.elapsed()))
     }
 }
 

@@ -23,7 +23,6 @@ pub fn process_id() -> u32 {
 }
 
 /// Makes forked children forget the id, and returns whether they do.
-#[cfg(unix)]
 fn is_forgotten_in_children() -> bool {
     use std::sync::OnceLock;
 
@@ -42,9 +41,4 @@ fn is_forgotten_in_children() -> bool {
         let failed = unsafe { libc::pthread_atfork(None, None, Some(forget)) };
         failed == 0
     })
-}
-
-#[cfg(not(unix))]
-fn is_forgotten_in_children() -> bool {
-    true
 }

@@ -11,28 +11,23 @@
     reason = "that is how a test fails"
 )]
 
-#[cfg(unix)]
 mod common;
-#[cfg(all(unix, feature = "etcd"))]
+#[cfg(feature = "etcd")]
 mod etcd;
-#[cfg(all(unix, feature = "mysql"))]
+#[cfg(feature = "mysql")]
 mod mysql;
-#[cfg(all(unix, feature = "postgres"))]
+#[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(all(unix, feature = "redis"))]
+#[cfg(feature = "redis")]
 mod redis;
 
-#[cfg(unix)]
 use std::collections::HashMap;
 use std::process::ExitCode;
 
-#[cfg(unix)]
 use libtest_mimic::Trial;
-#[cfg(unix)]
 use lockkeeper_testkit::{StoreKind, suite, until};
 
 /// Mixes the trials of all kinds, so that not too many servers of one kind run at a time.
-#[cfg(unix)]
 fn mixed(trials: Vec<Trial>) -> Vec<Trial> {
     let mut counts = HashMap::new();
     let number = |trial: Trial| {
@@ -47,7 +42,6 @@ fn mixed(trials: Vec<Trial>) -> Vec<Trial> {
 }
 
 /// Returns the kinds of servers whose drivers were compiled in.
-#[cfg(unix)]
 fn servers() -> Vec<StoreKind> {
     let mut kinds = StoreKind::servers();
     kinds.retain(|kind| match kind {
@@ -60,14 +54,12 @@ fn servers() -> Vec<StoreKind> {
 }
 
 /// Returns a trial of each case on each kind.
-#[cfg(unix)]
 fn on_each(kinds: &[StoreKind], cases: Vec<common::Case>) -> impl Iterator<Item = Trial> {
     let trials = move |case| kinds.iter().map(move |kind| suite::trial(*kind, case));
     cases.into_iter().flat_map(trials)
 }
 
 /// Returns the cases of one kind of server alone.
-#[cfg(unix)]
 fn own() -> Vec<Trial> {
     let all: Vec<Vec<Trial>> = vec![
         #[cfg(feature = "etcd")]
@@ -83,7 +75,6 @@ fn own() -> Vec<Trial> {
 }
 
 /// Runs this program as a client of a case, if it was started as one.
-#[cfg(unix)]
 fn child() -> Option<ExitCode> {
     #[cfg(feature = "mysql")]
     if let Some(exit_code) = mysql::child() {
@@ -96,7 +87,6 @@ fn child() -> Option<ExitCode> {
     None
 }
 
-#[cfg(unix)]
 fn main() -> ExitCode {
     if let Some(exit_code) = child() {
         return exit_code;
@@ -115,9 +105,4 @@ fn main() -> ExitCode {
         });
     }
     conclusion.exit_code()
-}
-
-#[cfg(not(unix))]
-fn main() -> ExitCode {
-    ExitCode::SUCCESS
 }

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use lockkeeper_remote::{Failure, senseless, unavailable};
 use lockkeeper_sessions::{Attempted, Replies, Requests, SessionConnection, SessionLink};
 
-use crate::connection::{Connection, wire};
+use crate::connection::Connection;
 use crate::names::EncodedName;
 use crate::options::BACKEND;
-use crate::statements::dialect::LONGEST_WAIT;
 use crate::statements::run::SessionId;
 use crate::statements::{self, EPOCH_BITS, number};
 
@@ -26,11 +25,6 @@ impl SessionConnection for Connection {
 
     const BACKEND: &'static str = BACKEND;
     const WATCH: &'static str = "lockkeeper-mysql-watch";
-    const LONGEST_WAIT: Duration = if cfg!(unix) {
-        LONGEST_WAIT
-    } else {
-        wire::LONGEST_CALL
-    };
 
     fn idle(ttl: Duration) -> Duration {
         let part = u64::from(ttl.subsec_nanos() > 0);

@@ -3,21 +3,17 @@
 //! The mysql crate encrypts the password with the key that the server sends, unless it has a file of that key. So
 //! it always gets a path, if need be that of no file.
 
-#[cfg(unix)]
 use std::error::Error as StdError;
 use std::fmt;
 use std::fs;
-#[cfg(unix)]
 use std::ops::DerefMut;
 use std::path::{Path, PathBuf};
-#[cfg(unix)]
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Endpoint, RemoteOptions, Supplier, remote_setters};
 #[cfg(feature = "tls")]
 use mysql::ClientIdentity;
-#[cfg(unix)]
 use mysql::Conn;
 use mysql::{Opts, OptsBuilder};
 
@@ -147,9 +143,6 @@ impl MySqlOptions {
     /// let provider = MySqlProvider::open(&options, "shop")?;
     /// # Ok::<(), lockkeeper_core::Error>(())
     /// ```
-    ///
-    /// On Unix alone: a provider sets time limits on the sockets, and the mysql crate shows its sockets only there.
-    #[cfg(unix)]
     #[must_use]
     pub fn connect_with<E: StdError + Send + Sync + 'static>(
         mut self,
@@ -188,7 +181,6 @@ impl MySqlOptions {
     ///     Ok(options.borrow_with(move |limit| pool.get_timeout(limit)))
     /// }
     /// ```
-    #[cfg(unix)]
     #[must_use]
     pub fn borrow_with<C, E>(
         mut self,

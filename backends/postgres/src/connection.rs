@@ -205,7 +205,7 @@ impl Connection {
 
     /// Has the sessions notice its end from here on.
     fn watch(&mut self) -> Result<(), Failure> {
-        self.link.watch(self.session, Some(self.wire.socket()))
+        self.link.watch(self.session, self.wire.socket())
     }
 
     /// Returns whether something between this program and the server hands out the server's sessions.

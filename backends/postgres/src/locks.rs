@@ -37,7 +37,6 @@ impl SessionConnection for Connection {
 
     const BACKEND: &'static str = BACKEND;
     const WATCH: &'static str = "lockkeeper-postgres-watch";
-    const LONGEST_WAIT: Duration = LONGEST;
 
     fn idle(ttl: Duration) -> Duration {
         Duration::from_millis(millis(ttl))

@@ -1,9 +1,7 @@
 //! The options of a PostgreSQL server.
 
-#[cfg(unix)]
 use std::error::Error as StdError;
 use std::path::PathBuf;
-#[cfg(unix)]
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind};
@@ -77,7 +75,6 @@ impl PostgresOptions {
     /// let provider = PostgresProvider::open(&options, "shop")?;
     /// # Ok::<(), lockkeeper_core::Error>(())
     /// ```
-    #[cfg(unix)]
     #[must_use]
     pub fn connect_with<E: StdError + Send + Sync + 'static>(
         mut self,

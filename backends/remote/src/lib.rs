@@ -17,7 +17,6 @@ mod options;
 mod pool;
 mod signals;
 mod socket;
-#[cfg_attr(not(unix), path = "socket_watch_off.rs")]
 mod socket_watch;
 mod supplier;
 #[cfg_attr(not(feature = "tls"), path = "tls_off.rs")]

@@ -1,6 +1,5 @@
 //! Calls of clients that begin again after each signal, or fail.
 
-#[cfg(unix)]
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 /// Makes a call while this thread handles no signals: other threads of the program handle those of the process meanwhile,
@@ -9,7 +8,6 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 /// For clients that wait for a socket with a time-out, which every signal interrupts that the program handles. They fail
 /// then, or wait again for the whole time-out, which a profiler's signals could repeat without end. Our own streams need
 /// no such call.
-#[cfg(unix)]
 pub fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     /// The signals that the thread blocked before.
     struct Before(Option<SigSet>);
@@ -39,12 +37,7 @@ pub fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-#[cfg(not(unix))]
-pub fn without_signals<T>(call: impl FnOnce() -> T) -> T {
-    call()
-}
-
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -2,13 +2,11 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-#[cfg(unix)]
 use std::os::{fd::OwnedFd, unix::net::UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::Error;
-#[cfg(unix)]
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
@@ -101,12 +99,9 @@ impl Dialer {
                 })
             }
             // Sockets of both kinds have the same system calls.
-            #[cfg(unix)]
             Endpoint::Unix(path) => UnixStream::connect(path)
                 .map(|socket| TcpStream::from(OwnedFd::from(socket)))
                 .map_err(failed),
-            #[cfg(not(unix))]
-            Endpoint::Unix(_) => Err(failed(io::ErrorKind::Unsupported.into())),
         }
     }
 }
@@ -170,20 +165,12 @@ impl Read for AtOnce<'_> {
 }
 
 impl Write for AtOnce<'_> {
-    #[cfg(unix)]
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // A closed connection is an error, and no signal.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let count = send(self.socket, bytes, flags)?;
         self.written += count;
         Ok(count)
-    }
-
-    // No single call can be kept from blocking here.
-    #[cfg(not(unix))]
-    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-        let _ = (self.socket, self.written);
-        Err(io::ErrorKind::WouldBlock.into())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -323,15 +310,8 @@ impl SocketTimeout {
 /// A server sends only replies. So on a connection without a request, only its end can be readable:
 /// the end of the stream, an error, or TLS's alert before it.
 pub fn is_quiet(socket: &TcpStream) -> bool {
-    #[cfg(unix)]
     let peeked =
         recv(socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT).map_err(io::Error::from);
-    // On this system, no flag makes a single call non-blocking.
-    #[cfg(not(unix))]
-    let peeked = socket.set_nonblocking(true).and_then(|()| {
-        let peeked = socket.peek(&mut [0]);
-        socket.set_nonblocking(false).and(peeked)
-    });
     matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
@@ -374,7 +354,6 @@ mod tests {
 
     use super::*;
 
-    #[cfg(unix)]
     #[test]
     fn message_is_written_at_once_or_not_at_all() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

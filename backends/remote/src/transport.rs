@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-#[cfg(unix)]
 use std::os::fd::OwnedFd;
 
 /// A stream that encrypts over a socket.
@@ -26,7 +25,6 @@ impl fmt::Debug for Transport {
     }
 }
 
-#[cfg(unix)]
 impl Transport {
     /// A connected stream socket, such as a `TcpStream` or a `UnixStream`. Its time-outs are set for each request.
     pub fn new(socket: impl Into<OwnedFd>) -> Self {

@@ -1,6 +1,5 @@
 //! Connections that the peer closes, and the one thread that notices.
 
-#![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
 
 use std::io::{Read, Write};

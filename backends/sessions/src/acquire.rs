@@ -113,7 +113,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         let requests = Requests::attempts(vec![self.wanted.clone()]);
         let session = store.open_session(slot, &requests, self.idle, self.request.end(), cancel)?;
         let asked_at = self.request.now();
-        let span = deadline.saturating_since(asked_at).min(C::LONGEST_WAIT);
+        let span = deadline.saturating_since(asked_at);
         let wait = |connection: &mut C| {
             let taken = match span.is_zero() {
                 true => Ok(None),

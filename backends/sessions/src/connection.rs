@@ -28,8 +28,6 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
     const BACKEND: &'static str;
     /// The name of the thread that watches connections.
     const WATCH: &'static str;
-    /// The longest time that one statement may wait in the server.
-    const LONGEST_WAIT: Duration;
 
     /// Returns how long the session of a lease of `ttl` may be idle: the ttl in the server's unit, rounded up.
     /// Leases share a session if this is the same for both.
@@ -82,8 +80,8 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
         Ok(false)
     }
 
-    /// Waits in the server for a name for `wait`, first come, first served. The reply, and that of a
-    /// request after it, may take `grace` longer.
+    /// Waits in the server for a name for `wait`, first come, first served; or for the longest time that the server can
+    /// count. The reply, and that of a request after it, may take `grace` longer.
     ///
     /// # Errors
     /// No reply came, or the wait was disturbed.

@@ -19,7 +19,7 @@
 //!
 //! # Limits
 //! - Ending a session or the server frees all that the session holds. Its guards are lost at once, since the provider
-//!   watches its connections on one thread. On Windows they are lost at their next renewal. A holder that is stopped or
+//!   watches its connections on one thread. A holder that is stopped or
 //!   cut off then finds out later, while others are granted its names: see
 //!   [`restart_grace`](lockkeeper_remote::RemoteOptions::restart_grace) for a restart.
 //! - A server that does not answer for the rest of a lease costs all leases of that session.

@@ -127,18 +127,18 @@ impl<I: Copy + Send + 'static> SessionLink<I> {
         checked.map_err(Failure::Refused)
     }
 
-    /// Watches for the end of a session by its socket. Without a socket, the next request notices the end.
+    /// Watches for the end of a session by its socket.
     ///
     /// # Errors
     /// [`Failure::NotSent`] if the thread that watches cannot be started.
-    pub fn watch(&mut self, session: I, socket: Option<&Arc<TcpStream>>) -> Result<(), Failure> {
+    pub fn watch(&mut self, session: I, socket: &Arc<TcpStream>) -> Result<(), Failure> {
         let listener = Arc::clone(&self.shared.listener);
         let on_end = move || listener(session, SessionEvent::Ended);
-        let watched = socket.map(|socket| self.shared.watch.watch(socket, on_end));
-        self.watched = watched.transpose().map_err(|error| {
+        let watched = self.shared.watch.watch(socket, on_end).map_err(|error| {
             let text = "the thread that watches connections cannot be started; is the limit of threads or of open files reached?";
             Failure::NotSent(unavailable(text).with_source(error))
         })?;
+        self.watched = Some(watched);
         self.session = Some(session);
         Ok(())
     }

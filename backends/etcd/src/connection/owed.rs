@@ -87,7 +87,6 @@ fn reply_in(read: &[u8]) -> io::Result<Option<HttpReply>> {
     }
 }
 
-#[cfg(unix)]
 fn write_at_once(connection: &Connection, request: &[u8]) -> bool {
     use rustix::net::{SendFlags, send};
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -95,7 +94,6 @@ fn write_at_once(connection: &Connection, request: &[u8]) -> bool {
 }
 
 /// Reads more within `limit`.
-#[cfg(unix)]
 fn read_within(connection: &Connection, read: &mut Vec<u8>, limit: Duration) -> io::Result<()> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::io::Errno;
@@ -118,16 +116,6 @@ fn read_within(connection: &Connection, read: &mut Vec<u8>, limit: Duration) -> 
         Err(Errno::AGAIN | Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
-}
-
-#[cfg(not(unix))]
-fn write_at_once(_: &Connection, _: &[u8]) -> bool {
-    false
-}
-
-#[cfg(not(unix))]
-fn read_within(_: &Connection, _: &mut Vec<u8>, _: Duration) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(test)]

@@ -19,9 +19,8 @@ pub(crate) type AnyConn = Box<dyn DerefMut<Target = Conn> + Send>;
 /// The socket of a connection, and the end of the call that is under way on it.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    /// A socket of any kind, since the calls are the same. `None` outside of Unix, where the mysql crate does not
-    /// show its socket. There the time-outs of opening stay.
-    socket: Option<Arc<TcpStream>>,
+    /// A socket of any kind, since the calls are the same.
+    socket: Arc<TcpStream>,
     /// When the call ends, in nanoseconds; [`NO_CALL`], or [`CUT`].
     end: AtomicU64,
 }
@@ -89,35 +88,19 @@ impl CallLimits {
     }
 }
 
-/// The longest time that one call may wait in the server. Without the socket, a wait is several short
-/// calls, so that a cancel is noticed and no time-out is over.
-pub(crate) const LONGEST_CALL: Duration = if cfg!(unix) {
-    Duration::MAX
-} else {
-    Duration::from_millis(250)
-};
-
 impl Wire {
-    fn new(socket: Option<TcpStream>) -> Self {
-        Self {
-            socket: socket.map(Arc::new),
-            end: AtomicU64::new(NO_CALL),
-        }
-    }
-
     /// Ends the call with this end, unless it has returned. The server is not notified: the watch of the socket
     /// ends the session first. A call on a session with other leases may take as long as these last, so none of
     /// them is valid then.
     fn cut(&self, end: HostInstant) -> bool {
         let (end, order) = (end.as_nanos(), Ordering::SeqCst);
         let is_cut = self.end.compare_exchange(end, CUT, order, order).is_ok();
-        if is_cut && let Some(socket) = &self.socket {
-            let _ = socket.shutdown(Shutdown::Read);
+        if is_cut {
+            let _ = self.socket.shutdown(Shutdown::Read);
         }
         is_cut
     }
 
-    #[cfg(unix)]
     pub(crate) fn of(conn: &Conn) -> io::Result<Self> {
         use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -126,12 +109,10 @@ impl Wire {
             reason = "the crate has AsRawFd only; the descriptor is open for as long as `conn` is borrowed"
         )]
         let socket = unsafe { BorrowedFd::borrow_raw(conn.as_raw_fd()) };
-        Ok(Self::new(Some(socket.try_clone_to_owned()?.into())))
-    }
-
-    #[cfg(not(unix))]
-    pub(crate) fn of(_: &Conn) -> io::Result<Self> {
-        Ok(Self::new(None))
+        Ok(Self {
+            socket: Arc::new(socket.try_clone_to_owned()?.into()),
+            end: AtomicU64::new(NO_CALL),
+        })
     }
 
     pub(crate) fn set_timeout(
@@ -139,39 +120,28 @@ impl Wire {
         timeout: &mut SocketTimeout,
         limit: Duration,
     ) -> io::Result<()> {
-        let socket = self.socket.as_ref();
-        socket.map_or(Ok(()), |socket| timeout.set(socket, limit))
+        timeout.set(&self.socket, limit)
     }
 
     /// Returns the time-outs of reading and of writing.
     pub(crate) fn timeouts(&self) -> io::Result<[Option<Duration>; 2]> {
-        let socket = self.socket.as_ref();
-        socket.map_or(Ok([None; 2]), |socket| {
-            Ok([socket.read_timeout()?, socket.write_timeout()?])
-        })
+        Ok([self.socket.read_timeout()?, self.socket.write_timeout()?])
     }
 
     /// Sets again what [`timeouts`](Self::timeouts) returned.
     pub(crate) fn restore_timeouts(&self, [read, write]: [Option<Duration>; 2]) -> io::Result<()> {
-        let socket = self.socket.as_ref();
-        socket.map_or(Ok(()), |socket| {
-            socket.set_read_timeout(read)?;
-            socket.set_write_timeout(write)
-        })
+        self.socket.set_read_timeout(read)?;
+        self.socket.set_write_timeout(write)
     }
 
-    /// Returns the socket, where the mysql crate shows it.
-    pub(crate) fn socket(&self) -> Option<&Arc<TcpStream>> {
-        self.socket.as_ref()
+    pub(crate) fn socket(&self) -> &Arc<TcpStream> {
+        &self.socket
     }
 
     /// Returns whether the server has closed the connection. Reads what the server sent last, so the
     /// connection cannot be used afterwards.
     pub(crate) fn has_ended(&self) -> bool {
-        let Some(mut socket) = self.socket.as_deref() else {
-            // No other packet than the server's last message is known to come without a request.
-            return true;
-        };
+        let mut socket = &*self.socket;
         let mut last = [0; 512];
         socket
             .set_read_timeout(Some(Duration::from_millis(1)))
@@ -188,13 +158,11 @@ impl Wire {
 
     /// Returns whether an idle connection can take a request.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.socket.as_deref().is_none_or(remote::is_quiet)
+        remote::is_quiet(&self.socket)
     }
 
     /// Closes the connection for the server and for a thread that waits on it.
     pub(crate) fn close(&self) {
-        if let Some(socket) = &self.socket {
-            let _ = socket.shutdown(Shutdown::Both);
-        }
+        let _ = self.socket.shutdown(Shutdown::Both);
     }
 }

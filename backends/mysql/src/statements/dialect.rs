@@ -12,7 +12,7 @@ pub(crate) enum Dialect {
 }
 
 /// The longest wait of one statement: MySQL counts its milliseconds in 32 bits.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000);
+const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000);
 
 impl Dialect {
     /// Returns the kind of a server with these variables `version` and `version_comment`.

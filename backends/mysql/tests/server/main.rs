@@ -9,26 +9,17 @@
     reason = "that is how a test fails"
 )]
 
-#[cfg(unix)]
 mod admin;
-#[cfg(unix)]
 #[allow(dead_code, reason = "the other suites use the rest")]
 #[path = "../../../sessions/tests/server/checks.rs"]
 mod checks;
-#[cfg(unix)]
 mod names;
-#[cfg(unix)]
 mod opening;
-#[cfg(unix)]
 mod proof;
-#[cfg(unix)]
 mod statements;
-#[cfg(unix)]
 mod store;
-#[cfg(unix)]
 mod supplied;
 
-#[cfg(unix)]
 fn main() -> std::process::ExitCode {
     use lockkeeper_testkit::suite;
 
@@ -46,6 +37,3 @@ fn main() -> std::process::ExitCode {
     )
     .exit_code()
 }
-
-#[cfg(not(unix))]
-fn main() {}

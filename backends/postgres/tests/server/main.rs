@@ -9,33 +9,20 @@
     reason = "that is how a test fails"
 )]
 
-#[cfg(unix)]
 mod admin;
-#[cfg(unix)]
 mod batches;
-#[cfg(unix)]
 #[path = "../../../sessions/tests/server/checks.rs"]
 mod checks;
-#[cfg(unix)]
 mod crashes;
-#[cfg(unix)]
 mod hostile;
-#[cfg(unix)]
 mod opening;
-#[cfg(unix)]
 mod pooler;
-#[cfg(unix)]
 mod proof;
-#[cfg(unix)]
 mod sent;
-#[cfg(unix)]
 mod standby;
-#[cfg(unix)]
 mod store;
-#[cfg(unix)]
 mod supplied;
 
-#[cfg(unix)]
 fn main() -> std::process::ExitCode {
     use lockkeeper_testkit::suite;
 
@@ -54,6 +41,3 @@ fn main() -> std::process::ExitCode {
     trials.extend(hostile::trials());
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }
-
-#[cfg(not(unix))]
-fn main() {}

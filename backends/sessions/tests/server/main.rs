@@ -11,28 +11,17 @@
     reason = "that is how a test fails"
 )]
 
-#[cfg(unix)]
 mod batch;
-#[cfg(unix)]
 mod batches;
-#[cfg(unix)]
 mod checks;
-#[cfg(unix)]
 mod opening;
-#[cfg(unix)]
 mod pairs;
-#[cfg(unix)]
 mod replies;
-#[cfg(unix)]
 mod reuse;
-#[cfg(unix)]
 mod sharing;
-#[cfg(unix)]
 mod store;
-#[cfg(unix)]
 mod supplied;
 
-#[cfg(unix)]
 fn main() -> std::process::ExitCode {
     use lockkeeper_testkit::suite;
 
@@ -50,6 +39,3 @@ fn main() -> std::process::ExitCode {
     let trials = cases.flat_map(on_each).collect();
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }
-
-#[cfg(not(unix))]
-fn main() {}
