@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::{ErrorKind, LockGuard, LockKeeper, Released};
-use lockkeeper_testkit::{Proxy, Shared, StoreKind, TestServer, suite, until};
+use lockkeeper_testkit::{Proxy, Shared, StoreKind, TestServer, suite, until, with_timeouts};
 
 pub(crate) use opening::{fake_server, refused};
 pub(crate) use outage::Told;
@@ -68,6 +68,13 @@ pub(crate) trait Keepers: TestServer {
         self.waiters("default", name).unwrap()
     }
 
+    /// Returns the session that holds the lock, on a store whose leases belong to sessions.
+    fn holder_of(&self, name: &str) -> Option<u64> {
+        self.holding_sessions("default", &[name])
+            .unwrap()
+            .pop_first()
+    }
+
     /// Waits until nothing of any keeper is left on the server.
     #[track_caller]
     fn assert_clean(&self) {
@@ -81,7 +88,7 @@ pub(crate) trait Keepers: TestServer {
     fn url_with(&self, addr: SocketAddr, keys: &str) -> String {
         let keys = keys.replace("ttl=1s", &format!("ttl={}s", self.facts().min_ttl));
         let url = TestServer::url_via(self, addr);
-        format!("{url}{}", with_reply_time(&keys))
+        with_reply_time(&format!("{url}{keys}"))
     }
 
     /// Opens a keeper on the server.
@@ -133,15 +140,9 @@ pub(crate) trait Keepers: TestServer {
 
 impl<S: TestServer + ?Sized> Keepers for S {}
 
-/// Adds time for a reply and a connection on a busy machine to the keys of a server, where they do not say it.
-pub(crate) fn with_reply_time(keys: &str) -> String {
-    let mut keys = keys.to_owned();
-    for timeout in ["response_timeout", "connect_timeout"] {
-        if !keys.contains(timeout) {
-            keys += &format!("&{timeout}=5s");
-        }
-    }
-    keys
+/// Adds time for a reply and a connection on a busy machine to a URL, where its keys do not say it.
+pub(crate) fn with_reply_time(url: &str) -> String {
+    with_timeouts(url, Duration::from_secs(5))
 }
 
 /// Opens a keeper. On a busy machine, it may take several attempts within the time-outs of the URL.

@@ -76,10 +76,6 @@ fn own() -> Vec<Trial> {
 
 /// Runs this program as a client of a case, if it was started as one.
 fn child() -> Option<ExitCode> {
-    #[cfg(feature = "mysql")]
-    if let Some(exit_code) = mysql::child() {
-        return Some(exit_code);
-    }
     #[cfg(feature = "redis")]
     if let Some(exit_code) = redis::child() {
         return Some(exit_code);

@@ -3,14 +3,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{ErrorKind, Released, WaitOutcome};
+use lockkeeper::{ErrorKind, Released};
 use lockkeeper_testkit::{Counts, Fault, StoreKind, cases, until};
 
-use super::{Case, HANG, Keepers as _, WAIT_LIMIT, Witness, assert_closed, start};
+use super::{Case, HANG, Keepers as _, WAIT_LIMIT, start};
 
 pub(super) const CASES: &[Case] = cases![
     late_replies_are_not_matched_to_later_requests,
-    renewal_later_than_ttl,
     wait_that_ends_before_a_late_reply_is_busy,
     two_names_in_opposite_order,
 ];
@@ -59,34 +58,6 @@ fn late_replies_are_not_matched_to_later_requests(kind: StoreKind) {
     }
     drop((taken, slow, rival));
     server.assert_clean();
-}
-
-/// A renewal that arrives after the lease has expired does not revive the lease.
-fn renewal_later_than_ttl(kind: StoreKind) {
-    let server = start(kind);
-    let proxy = server.start_proxy();
-    let slow = server.open_via(&proxy, "ttl=2s&response_timeout=10s&wait=20s");
-    let rival = server.open("wait=20s");
-    let witness = Witness::new(true);
-    let held = slow.lock("a").unwrap();
-    witness.enter(&held);
-    proxy.set(Fault::DelayRequests(Duration::from_secs(4)));
-    // The witness checks that the former holder knows of its loss by now.
-    let next = rival.lock("a").unwrap();
-    witness.enter(&next);
-    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
-    assert!(
-        proxy.wait_for(WAIT_LIMIT, |counts| counts.held > 0),
-        "no renewal was late"
-    );
-    proxy.set(Fault::Pass);
-    let _ = held.release();
-    assert!(next.is_held());
-    next.renew().unwrap();
-    assert_eq!(next.release().unwrap(), Released::Done);
-    drop((slow, rival));
-    server.assert_clean();
-    assert_closed(&proxy);
 }
 
 /// A server that is busy replies later than an acquisition may end. The lock is busy all along.

@@ -199,6 +199,7 @@ fn network_dark_while_held(kind: StoreKind) {
     witness.enter(&next);
     assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     assert!(next.token() > held.token());
+    assert!(proxy.counts().held > 0, "a renewal was sent in the dark");
     for answer in [
         keeper.try_lock("b"),
         keeper.try_lock_for("b", Duration::from_secs(1)),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper::{
     AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released, WaitOutcome,
 };
-use lockkeeper_testkit::{Fault, StoreKind, TestServer, cases, until};
+use lockkeeper_testkit::{Fault, StoreKind, cases, until};
 
 use super::{Case, Keepers as _, Told, WAIT_LIMIT, assert_closed, start};
 
@@ -26,14 +26,6 @@ fn lock_many(keeper: &LockKeeper) -> Vec<(String, LockGuard)> {
             (name, guard)
         })
         .collect()
-}
-
-/// Returns the session that holds the name.
-fn holder_of(server: &dyn TestServer, name: &str) -> Option<u64> {
-    server
-        .holding_sessions("default", &[name])
-        .unwrap()
-        .pop_first()
 }
 
 /// Checks that no name that the rival can lock is held.
@@ -66,8 +58,8 @@ fn shared_session_killed(kind: StoreKind) {
     let keeper = server.open("ttl=6s&pool_size=4");
     let rival = server.open("wait=20s");
     let held = lock_many(&keeper);
-    let id = holder_of(&*server, "name-19").unwrap();
-    let on_it = |name: &str| holder_of(&*server, name) == Some(id);
+    let id = server.holder_of("name-19").unwrap();
+    let on_it = |name: &str| server.holder_of(name) == Some(id);
     let (theirs, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(name, _)| on_it(name));
     assert!(theirs.len() > 1 && !others.is_empty());
     server.kill_session(id).unwrap();
@@ -99,10 +91,8 @@ fn shared_session_in_doubt(kind: StoreKind) {
         let keeper = server.open_via(&proxy, keys);
         let mut held = lock_many(&keeper);
         let (name, guard) = held.pop().unwrap();
-        let id = holder_of(&*server, &name);
-        let theirs = held
-            .iter()
-            .filter(|(name, _)| holder_of(&*server, name) == id);
+        let id = server.holder_of(&name);
+        let theirs = held.iter().filter(|(name, _)| server.holder_of(name) == id);
         let theirs: Vec<_> = theirs.map(|(_, guard)| guard.lost_signal()).collect();
         proxy.once(format!("default:{name}"), fault);
         let _ = guard.release();
@@ -132,7 +122,7 @@ fn shared_session_outlives_call_cut_short(kind: StoreKind) {
     let ttl = Duration::from_secs(9);
     let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
     let [old, kept] = ["old", "kept"].map(|name| keeper.acquire(name, &fixed).unwrap().unwrap());
-    assert_eq!(holder_of(&*server, "old"), holder_of(&*server, "kept"));
+    assert_eq!(server.holder_of("old"), server.holder_of("kept"));
     assert_eq!(old.lost_signal().wait(ttl * 2 / 3), WaitOutcome::TimedOut);
     kept.renew().unwrap();
     proxy.set(Fault::Dark);
@@ -164,7 +154,7 @@ fn own_abandoned_attempt_is_not_busy(kind: StoreKind) {
         Ok(_) => panic!("the outcome of the first attempt was not known"),
     }
     until("the abandoned attempt releases it", || {
-        holder_of(&*server, "b").is_none()
+        server.holder_of("b").is_none()
     });
     for guard in held {
         assert_eq!(guard.release().unwrap(), Released::Done);
@@ -194,7 +184,7 @@ fn own_abandoned_attempt_is_no_outage(kind: StoreKind) {
     let kinds = [ErrorKind::Unavailable, ErrorKind::Unknown].map(Some);
     assert!(kinds.contains(&second), "{second:?}");
     until("the abandoned attempt releases it", || {
-        holder_of(&*server, "a").is_none()
+        server.holder_of("a").is_none()
     });
     for guard in held {
         assert_eq!(guard.release().unwrap(), Released::Done);

@@ -4,15 +4,15 @@ use lockkeeper::Released;
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
 
 use super::Case;
-use super::store::{assert_clean, open};
+use crate::common::Keepers as _;
 
 pub(super) const CASES: &[Case] = &[("read_only", read_only)];
 
 /// Locks are not data, so a replica can grant them, too.
 fn read_only(kind: MySqlKind) {
-    let options = MySqlOptions::new().config("read-only", "ON");
+    let options = MySqlOptions::new().show_locks().config("read-only", "ON");
     let server = MySqlServer::start(kind, &options).unwrap();
-    let [keeper, rival] = [(); 2].map(|()| open(&server.url(), "ttl=3s&wait=20s"));
+    let [keeper, rival] = [(); 2].map(|()| server.open("ttl=3s&wait=20s"));
     let held = keeper.lock("a").unwrap();
     assert!(rival.try_lock("a").unwrap().is_none());
     server.execute("SET GLOBAL read_only = OFF").unwrap();
@@ -24,5 +24,5 @@ fn read_only(kind: MySqlKind) {
     let next = rival.lock("a").unwrap();
     assert!(next.token() > token);
     drop((next, keeper, rival));
-    assert_clean(&server);
+    server.assert_clean();
 }

@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 use lockkeeper::clock::{Clock as _, SystemClock};
 use lockkeeper::{ErrorKind, LockName, Released};
 use lockkeeper_testkit::{
-    Fault, MySqlClient, MySqlKind, MySqlOptions, MySqlServer, Proxy, cases, until,
+    Fault, MySqlClient, MySqlKind, MySqlOptions, MySqlServer, Shared, cases, until,
 };
 use mysql::{Conn, Opts, OptsBuilder};
 
 use super::Case;
-use super::store::{assert_clean, holder_of, open, start, start_own, waiting_among};
-use crate::common::{HANG, WAIT_LIMIT};
+use crate::common::{HANG, Keepers as _, WAIT_LIMIT};
 
 pub(super) const CASES: &[Case] = cases![
     limits_lowered,
@@ -22,8 +21,8 @@ pub(super) const CASES: &[Case] = cases![
 
 /// The server's global limits do not end a keeper's session.
 fn limits_lowered(kind: MySqlKind) {
-    let server = start_own(kind);
-    let before = open(&server.url(), "ttl=9s");
+    let server = MySqlServer::start(kind, &MySqlOptions::new().show_locks()).unwrap();
+    let before = server.open("ttl=9s");
     let early = before.lock("early").unwrap();
     for limit in ["wait_timeout = 1", "interactive_timeout = 1"] {
         server.execute(&format!("SET GLOBAL {limit}")).unwrap();
@@ -34,7 +33,7 @@ fn limits_lowered(kind: MySqlKind) {
             MySqlKind::MySql9 => "SET GLOBAL max_execution_time = 500",
         })
         .unwrap();
-    let [after, rival] = [(); 2].map(|()| open(&server.url(), "ttl=9s"));
+    let [after, rival] = [(); 2].map(|()| server.open("ttl=9s"));
     let late = after.lock("late").unwrap();
     let began = Instant::now();
     let busy = rival.try_lock_for("late", Duration::from_secs(3)).unwrap();
@@ -56,14 +55,16 @@ fn limits_lowered(kind: MySqlKind) {
     drop(before.lock("early").unwrap());
     drop(after.try_lock("late").unwrap().expect("it is free"));
     drop((before, after));
-    assert_clean(&server);
+    server.assert_clean();
 }
 
 fn server_without_free_connections(kind: MySqlKind) {
-    let options = MySqlOptions::new().config("max-connections", "10");
+    let options = MySqlOptions::new()
+        .show_locks()
+        .config("max-connections", "10");
     let server = MySqlServer::start(kind, &options).unwrap();
     // Each keeper holds a name, so it has no idle connection.
-    let [keeper, rival] = [(); 2].map(|()| open(&server.url(), "ttl=6s"));
+    let [keeper, rival] = [(); 2].map(|()| server.open("ttl=6s"));
     let held = keeper.lock("a").unwrap();
     let other = rival.lock("b").unwrap();
     let mut root = server.client().unwrap();
@@ -104,7 +105,8 @@ fn server_without_free_connections(kind: MySqlKind) {
         others.clear();
         // The server may not have noticed the closed connections.
         until("the waiter is queued", || {
-            waiting_among(root.sessions().unwrap(), "c").len() == 1
+            let sessions = root.sessions().unwrap();
+            sessions.iter().any(|it| it.state == "User lock")
         });
         root.execute("DO RELEASE_LOCK('default:c')").unwrap();
         let granted = waiting.join().unwrap().unwrap();
@@ -114,22 +116,22 @@ fn server_without_free_connections(kind: MySqlKind) {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop((keeper, rival));
-    assert_clean(&server);
+    server.assert_clean();
 }
 
 /// A forced release checks and kills the session in one statement, so a lock that the session was granted
 /// meanwhile is kept.
 fn late_kill_spares_next_lease(kind: MySqlKind) {
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let keeper = open(&server.url(), "pool_size=1");
-    let asking = open(&server.url_via(proxy.addr()), "response_timeout=30s");
+    let server = Shared::<MySqlServer>::take(kind).unwrap();
+    let proxy = server.start_proxy();
+    let keeper = server.open("pool_size=1");
+    let asking = server.open_via(&proxy, "response_timeout=30s");
     let admin = asking.admin().unwrap();
     let soon = || SystemClock.now() + WAIT_LIMIT;
     let held = keeper.lock("a").unwrap();
     // With it, the session takes a further name, however long the first one was held.
     let other = keeper.lock("b").unwrap();
-    let session = holder_of(&server, "a");
+    let session = server.holder_of("a");
     let name = LockName::new("a").unwrap();
     let shown = admin.held(Some(&name), soon()).unwrap().remove(0);
     proxy.once("KILL", Fault::Dark);
@@ -138,7 +140,7 @@ fn late_kill_spares_next_lease(kind: MySqlKind) {
         assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.held == 1));
         assert_eq!(held.release().unwrap(), Released::Done);
         let next = keeper.lock("c").unwrap();
-        assert_eq!(holder_of(&server, "c"), session);
+        assert_eq!(server.holder_of("c"), session);
         proxy.set(Fault::Pass);
         assert!(!freed.join().unwrap().unwrap());
         for guard in [next, other] {
@@ -147,5 +149,5 @@ fn late_kill_spares_next_lease(kind: MySqlKind) {
         }
     });
     drop((asking, keeper));
-    assert_clean(&server);
+    server.assert_clean();
 }

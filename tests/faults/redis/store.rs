@@ -13,7 +13,7 @@ pub(crate) fn start(kind: RedisKind) -> RedisServer {
 
 /// Opens a keeper, with time for a reply on a busy machine where `keys` do not say it.
 pub(crate) fn open(url: &str, keys: &str) -> LockKeeper {
-    opened(&format!("{url}/?{}", with_reply_time(keys)))
+    opened(&with_reply_time(&format!("{url}/?{keys}")))
 }
 
 /// Starts a waiter for `a`.

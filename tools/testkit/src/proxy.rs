@@ -25,6 +25,9 @@ pub enum Fault {
     /// Replies are dropped: the server has carried out the request, and the client gets no reply. No stream leaves a part
     /// out, so if more of the same reply comes when the fault is over, the connection is cut.
     DropReplies,
+    /// For [`Proxy::once`]: the server carries out the request, and nothing else passes either way. So the server does not
+    /// see that the client closes the connection, before the fault is over.
+    HalfOpen,
     /// Requests reach the server later by this time.
     DelayRequests(Duration),
     /// Replies reach the client later by this time.

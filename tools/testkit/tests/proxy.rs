@@ -221,6 +221,21 @@ fn once_dark_affects_one_connection_until_set() {
 }
 
 #[test]
+fn half_open_connection_passes_one_request_and_nothing_else_until_set() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut client = Client::new(proxy.addr());
+    proxy.once("needle", Fault::HalfOpen);
+    client.send("a needle");
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.dropped_replies == 1));
+    client.send("late");
+    assert!(client.is_silent());
+    assert_eq!(echo.lines(), 1);
+    proxy.set(Fault::Pass);
+    assert_eq!(client.receive().unwrap(), "late");
+}
+
+#[test]
 fn delays_in_both_directions() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();

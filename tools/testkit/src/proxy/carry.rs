@@ -171,7 +171,7 @@ impl Shared {
                     self.count(|counts| counts.dropped_requests += 1);
                     continue;
                 }
-                (Way::Reply, Fault::DropReplies) => {
+                (Way::Reply, Fault::DropReplies | Fault::HalfOpen) => {
                     self.count(|counts| counts.dropped_replies += 1);
                     continue;
                 }

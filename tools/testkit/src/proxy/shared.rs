@@ -134,6 +134,9 @@ impl Shared {
     /// after the connection was cut.
     pub(super) fn judge(&self, id: u64, way: Way, chunk: &[u8]) -> Option<(u64, Fault)> {
         let mut state = self.lock();
+        while way == Way::Request && matches!(state.fault_of(id), Some((_, Fault::HalfOpen))) {
+            state = self.wait(state, None);
+        }
         if !chunk.is_empty() {
             match way {
                 Way::Request => {
