@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::backend::{Driver, Drivers, KeySpec, LockProvider, OpenContext, OpenOptions};
+use lockkeeper::backend::{Driver, KeySpec, LockProvider, OpenContext, OpenOptions};
 use lockkeeper::backends::local::MemoryProvider;
 use lockkeeper::{CancelToken, Config, Error, ErrorKind, LockKeeper, Observer, Wait};
 
@@ -192,13 +192,4 @@ fn cancel_ends_the_wait() {
     let error = late.open_config(&config, &options).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert_eq!(late.attempts(), 1);
-}
-
-/// Config, drivers and their checks take the key as any other.
-#[test]
-fn check_talks_to_no_store() {
-    let late = Late::new(NEVER_UP);
-    let config = Config::from_url("late://down?open_wait=forever").unwrap();
-    Drivers::new().with(late.clone()).check(&config).unwrap();
-    assert_eq!(late.attempts(), 0);
 }

@@ -1,7 +1,7 @@
 //! The signal of the loss of a guard, or of a guard over several names.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
@@ -95,7 +95,7 @@ impl LostSignal {
 
     /// Returns whether the guard is lost. False after it was released in time.
     pub fn is_lost(&self) -> bool {
-        self.guards.state(self.clock.now()) == HoldState::Lost
+        state_of(self.guards.all(), self.clock.now()) == HoldState::Lost
     }
 
     /// Blocks until the guard is lost or released, at most `limit`.
@@ -120,24 +120,12 @@ impl LostSignal {
     /// it again. The callback should be quick: a few callbacks that hang can delay renewals. A panic
     /// in the callback, or in the drop of its captures, is caught.
     pub fn on_lost(&self, callback: impl FnOnce() + Send + 'static) {
-        let guards = match &self.guards {
-            Guards::One(guard) => {
-                if let Some(callback) = guard.on_lost(callback, &*self.clock) {
-                    run_caught(callback);
-                }
-                return;
-            }
-            Guards::Several(several) => &several.guards,
-        };
         // The first loss takes it.
         let callback = Arc::new(Mutex::new(Some(callback)));
-        for guard in guards {
+        for guard in self.guards.all() {
             let callback = Arc::clone(&callback);
             let first = move || {
-                let callback = callback
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take();
+                let callback = lock(&callback).take();
                 if let Some(callback) = callback {
                     callback();
                 }
@@ -155,10 +143,6 @@ impl Guards {
             Guards::One(guard) => std::slice::from_ref(guard),
             Guards::Several(several) => &several.guards,
         }
-    }
-
-    fn state(&self, now: HostInstant) -> HoldState {
-        state_of(self.all(), now)
     }
 }
 
