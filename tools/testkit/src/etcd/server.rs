@@ -93,7 +93,7 @@ impl EtcdServer {
     }
 
     /// Returns `etcds://localhost:PORT`, if the server listens for TLS. The authority to trust is in
-    /// [`EtcdServer::certificates`].
+    /// `Daemon::certificates`.
     #[must_use]
     pub fn tls_url(&self) -> Option<String> {
         let [_, _, port] = self.ports();

@@ -100,7 +100,7 @@ impl RedisServer {
     }
 
     /// Returns `rediss://localhost:PORT`, if the server listens for TLS. The authority to trust is in
-    /// [`RedisServer::certificates`].
+    /// `Daemon::certificates`.
     #[must_use]
     pub fn tls_url(&self) -> Option<String> {
         let port = self.tls_addr()?.port();
