@@ -143,7 +143,8 @@ impl<C: SessionConnection> SessionStore<C> {
         loop {
             let new = place(self, &mut groups, tries, &limits);
             tries = run(self, groups, new, &limits);
-            if tries.is_empty() || retries == 0 || self.clock.now() >= until {
+            let is_cancelled = cancel.is_some_and(CancelToken::is_cancelled);
+            if tries.is_empty() || retries == 0 || self.clock.now() >= until || is_cancelled {
                 break;
             }
             // The sessions of these attempts have ended. The server may have closed every idle connection.
@@ -472,9 +473,10 @@ impl<'a, 'b, C: SessionConnection> Try<'a, 'b, C> {
         let tries = tries.into_iter().zip(attempted);
         tries.filter_map(move |(one, attempted)| {
             // A connection that does not reply is closed, and what it was granted ends with it.
-            let is_ended = match attempted {
+            let is_again = match attempted {
                 Err(Failure::Closed(_)) => true,
                 Err(Failure::Unanswered(_)) => one.is_alone,
+                Err(Failure::NotSent(_)) => one.is_refused,
                 _ => false,
             };
             let granted = attempted.map(|epoch| made.as_ref().zip(epoch));
@@ -483,7 +485,7 @@ impl<'a, 'b, C: SessionConnection> Try<'a, 'b, C> {
                 let (made, epoch) = granted?;
                 Some(store.grant(made, one.request.request, one.name.clone(), epoch))
             }));
-            (is_ended || one.is_refused).then_some(one)
+            is_again.then_some(one)
         })
     }
 }

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::{
-    Config, Error, ErrorKind, FencingToken, LockGuard, LockKeeper, ObservedLock, Observer,
-    Released, WaitOutcome,
+    AcquireOptions, CancelToken, Config, Error, ErrorKind, FencingToken, LockGuard, LockKeeper,
+    ObservedLock, Observer, Released, WaitOutcome,
 };
 use lockkeeper_testkit::{Fault, Proxy, StoreKind, TestServer, until};
 
@@ -55,6 +55,10 @@ pub(crate) fn cases() -> Vec<Case> {
         ("holders_session_killed", holders_session_killed),
         ("waiters_sessions_killed", waiters_sessions_killed),
         ("waiters_statements_cancelled", waiters_statements_cancelled),
+        (
+            "cancelled_attempts_leave_nothing",
+            cancelled_attempts_leave_nothing,
+        ),
         ("killed_sessions_are_lost_at_once", |kind| {
             let server = start(kind);
             lose_all(&*server, |_, guards| kill_while_used(&*server, &guards[0]));
@@ -160,6 +164,37 @@ fn waiters_statements_cancelled(kind: StoreKind) {
             server.waiting_sessions("default", "a").unwrap().len() == 3
         });
     });
+}
+
+/// Many threads cancel attempts and waits at any moment. The leases that some of them get are longer than the test.
+fn cancelled_attempts_leave_nothing(kind: StoreKind) {
+    let server = start(kind);
+    let keepers = ["ttl=1h&wait=30s"; 2].map(|keys| server.open(keys));
+    thread::scope(|scope| {
+        for number in 0..16 {
+            let keeper = &keepers[usize::from(number % 2 == 0)];
+            scope.spawn(move || {
+                for round in 0..300 {
+                    let cancel = CancelToken::new();
+                    let cancelling = cancel.clone();
+                    let cancelling = thread::spawn(move || {
+                        thread::sleep(Duration::from_micros((number + round) * 71 % 3_000));
+                        cancelling.cancel();
+                    });
+                    let options = AcquireOptions::new().cancel(&cancel);
+                    let name = NAMES[usize::try_from((number / 2 + round * 5) % 6).unwrap()];
+                    drop(keeper.acquire(name, &options));
+                    cancelling.join().unwrap();
+                }
+            });
+        }
+    });
+    for name in NAMES {
+        let guard = keepers[0].try_lock_for(name, WAIT_LIMIT).unwrap();
+        assert!(guard.is_some(), "{name} is left behind");
+    }
+    drop(keepers);
+    server.assert_clean();
 }
 
 /// The next renewal is 20 minutes away.
