@@ -107,7 +107,7 @@ impl Acquisition<'_, '_> {
         let (engine, request) = (self.engine, &self.request);
         request.answered_at.set(None);
         let asked = (self.part.get(), self.retry.borrow().asked_at());
-        let Some(grant) = engine.request_name(request, asked, self.cancel.is_some())? else {
+        let Some(grant) = engine.attempt_or_wait(request, asked, self.cancel.is_some())? else {
             return Ok(AttemptResult::Busy);
         };
         self.busy_at.set(None);

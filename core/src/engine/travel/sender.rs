@@ -68,7 +68,7 @@ enum Waited {
 
 impl Engine {
     /// Makes one attempt for an acquisition of a name of this part, which may wait in the store.
-    pub(crate) fn request_name(
+    pub(crate) fn attempt_or_wait(
         self: &Arc<Self>,
         request: &AcquireRequest<'_>,
         (part, asked_at): (usize, HostInstant),
@@ -76,7 +76,7 @@ impl Engine {
     ) -> Result<Option<Grant<ErasedLease>>, Error> {
         if self.capabilities.batch() > 1 {
             let waits = request.deadline.is_some_and(|at| request.now() < at);
-            match self.attempt(request, part, is_cancellable) {
+            match self.attempt_at_once(request, part, is_cancellable) {
                 Ok(None) if waits && !request.is_cancelled() => request.contended(),
                 // A batch does not wait for a connection.
                 Err(error) if error.kind() == ErrorKind::PoolExhausted => {}
@@ -91,7 +91,7 @@ impl Engine {
         answer
     }
 
-    fn attempt(
+    fn attempt_at_once(
         self: &Arc<Self>,
         request: &AcquireRequest<'_>,
         part: usize,
