@@ -84,13 +84,16 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts the server for the first time, on ports that are free.
+    /// Starts the server for the first time, on as many ports as it needs that are free.
     pub(crate) fn start(
         &mut self,
+        ports: usize,
         launch: impl Fn(&Self) -> io::Result<()> + Send + Sync + 'static,
     ) -> io::Result<()> {
         retry_on_taken_port(|| {
-            self.ports = free_ports()?;
+            for port in self.ports.iter_mut().take(ports) {
+                [*port] = free_ports()?;
+            }
             launch(self)
         })?;
         self.launch = Box::new(launch);
@@ -115,7 +118,7 @@ impl Daemon {
         (Ipv4Addr::LOCALHOST, port).into()
     }
 
-    /// Returns the port of [`addr`](Self::addr), and two more for what else the server listens for.
+    /// Returns the port of [`addr`](Self::addr), and up to two more for what else the server listens for.
     pub(crate) fn ports(&self) -> [u16; 3] {
         self.ports
     }
@@ -274,7 +277,7 @@ impl fmt::Debug for Daemon {
 }
 
 /// The size of the range from which one process takes its ports.
-const OWN_PORTS: u16 = 1_000;
+const OWN_PORTS: u16 = 2_000;
 
 /// Returns different ports that were free just now. Another process may take one before the server does.
 ///

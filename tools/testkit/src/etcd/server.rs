@@ -62,7 +62,12 @@ impl EtcdServer {
         daemon.certify(options.tls)?;
         let renewed = Arc::<AtomicU32>::default();
         let (options, peers, token) = (options.clone(), peers.cloned(), Arc::clone(&renewed));
-        daemon.start(move |daemon| {
+        let ports = if daemon.certificates().is_some() {
+            3
+        } else {
+            2
+        };
+        daemon.start(ports, move |daemon| {
             let [_, port, _] = daemon.ports();
             let alone = || Peers {
                 name: ALONE.to_owned(),

@@ -42,7 +42,7 @@ impl MySqlServer {
         data::fill(kind, daemon.program(), &daemon.folder().join("data"))?;
         daemon.certify(options.tls)?;
         let options = options.clone();
-        daemon.start(move |daemon| launch(kind, &options, daemon))?;
+        daemon.start(1, move |daemon| launch(kind, &options, daemon))?;
         let started = second();
         while second() == started {
             thread::sleep(Duration::from_millis(10));

@@ -89,7 +89,7 @@ impl PgBouncer {
         fs::write(daemon.folder().join("users"), users)?;
         let settings = settings(daemon.folder())?;
         let (to, mode) = (server.addr().port(), mode.name());
-        daemon.start(move |daemon| {
+        daemon.start(1, move |daemon| {
             let port = daemon.addr().port();
             fs::write(
                 daemon.folder().join("conf"),

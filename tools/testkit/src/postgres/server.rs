@@ -70,7 +70,7 @@ impl PostgresServer {
         }
         user.give(daemon.folder())?;
         let settings = options.settings.clone();
-        daemon.start(move |daemon| launch(user, &settings, daemon))?;
+        daemon.start(1, move |daemon| launch(user, &settings, daemon))?;
         Ok(Self {
             kind,
             options: options.clone(),

@@ -65,7 +65,12 @@ impl RedisServer {
             set_clock(&daemon, 0)?;
         }
         let launched = options.clone();
-        daemon.start(move |daemon| launch(kind, &launched, daemon))?;
+        let ports = match (options.cluster, options.tls) {
+            (true, _) => 3,
+            (false, Some(_)) => 2,
+            (false, None) => 1,
+        };
+        daemon.start(ports, move |daemon| launch(kind, &launched, daemon))?;
         Ok(Self {
             kind,
             options: options.clone(),
