@@ -67,8 +67,8 @@ fn renewals_are_sent_in_batches(kind: RedisKind) {
 fn cancelled_waits_leave_no_waiter(kind: RedisKind) {
     let server = start(kind);
     let holder = open(&server.url(), "ttl=60s");
-    let keys = with_reply_time("ttl=60s");
-    let (keeper, told) = Told::open(&format!("{}/?{keys}", server.url()));
+    let url = with_reply_time(&format!("{}/?ttl=60s", server.url()));
+    let (keeper, told) = Told::open(&url);
     let held = holder.lock("a").unwrap();
     for round in 0..500 {
         let cancel = CancelToken::new();

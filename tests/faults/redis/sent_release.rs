@@ -163,8 +163,8 @@ fn sent_release_finds_no_script(kind: RedisKind) {
 /// The keeper itself reads the reply.
 fn sent_release_without_its_script_is_no_outage(kind: RedisKind) {
     let server = start(kind);
-    let keys = with_reply_time("ttl=60s");
-    let (keeper, told) = Told::open(&format!("{}/?{keys}", server.url()));
+    let url = with_reply_time(&format!("{}/?ttl=60s", server.url()));
+    let (keeper, told) = Told::open(&url);
     let is_done = || keeper.pending_releases() == 0;
     // The first one brings its script with it.
     for flushes in [false, true] {
