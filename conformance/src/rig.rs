@@ -229,6 +229,20 @@ impl<'a> Rig<'a> {
     }
 
     /// Waits until `condition` holds, and fails the case at the time-out.
+    /// Stops a process that waits for a name. A process that is stopped in the middle of a write to a file keeps all
+    /// others from it: then it is resumed, and stopped again.
+    pub(crate) fn stop(&self, process: &ChildProcess) {
+        let keeper = self.keeper();
+        self.until("the process is stopped between its requests", || {
+            process.stop();
+            let is_free = keeper.try_lock_for("beside", Duration::from_secs(1));
+            if is_free.is_err() {
+                process.resume();
+            }
+            is_free.is_ok()
+        });
+    }
+
     pub(crate) fn until(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + self.timeout();
         while !condition() {

@@ -142,7 +142,7 @@ pub(super) fn stopped_holder_is_lost_when_it_resumes(rig: &Rig<'_>) -> Outcome {
         let name = pair.name();
         let mut process = rig.process(rig.renewed(500))?;
         let token = process.acquire_in(&name, pair.held);
-        process.stop();
+        rig.stop(&process);
         let next = take_in(&rig.keeper(), &name, pair.rival);
         assert!(next.token().get() > token, "{pair:?}");
         process.resume();

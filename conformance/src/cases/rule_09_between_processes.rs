@@ -256,7 +256,7 @@ fn pass_stopped_waiter(rig: &Rig<'_>, pair: Pair) -> Outcome {
     let token = thread::scope(|scope| {
         let granted = scope.spawn(|| take_in(&keeper, name, rival).token().get());
         recorder.wait_for(Event::Contended, 1);
-        process.stop();
+        rig.stop(&process);
         drop(held);
         granted
             .join()

@@ -53,7 +53,9 @@ pub(super) fn fresh_lease_takes_over_from_an_old_one(rig: &Rig<'_>) -> Outcome {
     let tokens: Vec<_> = guards.iter().map(|guard| guard.token().get()).collect();
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
     // The leases end in another order than they came.
-    drop(guards.drain(3..6));
+    for guard in guards.drain(3..6) {
+        guard.release().expect("the store replies");
+    }
     for guard in &guards {
         guard.renew().expect("the other leases stay");
     }
@@ -254,7 +256,7 @@ pub(super) fn stopped_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
     let mut process = rig.process(rig.renewed(5_000))?;
     let reading = take_shared(&rig.keeper(), "a");
     process.wait_for("a");
-    process.stop();
+    rig.stop(&process);
     drop(reading);
     let token = take_shared(&rig.keeper(), "a").token().get();
     process.resume();

@@ -162,16 +162,12 @@ impl Backend for Flawed {
 
     fn release(&self, lease: &mut FlawedLease, _: HostInstant) -> Result<Released, Error> {
         let store = &self.store;
-        let mut names = store.lock();
-        while names.is_unreachable {
-            match store.flaw {
-                ReportsOutageAsLost => return Ok(Released::AlreadyLost),
-                IgnoresReleaseDeadline => {
-                    let waited = store.changed.wait(names);
-                    names = waited.unwrap_or_else(PoisonError::into_inner);
-                }
-                _ => return Err(unreachable()),
-            }
+        let names = store.lock();
+        if names.is_unreachable {
+            return match store.flaw {
+                ReportsOutageAsLost => Ok(Released::AlreadyLost),
+                _ => Err(unreachable()),
+            };
         }
         drop(names);
         let was_held = store.change(lease, ReleasesLeasesOfOthers, |holders, own| {
