@@ -69,7 +69,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             };
             match self.wait(slot, deadline) {
                 Err(_) if request.is_cancelled() => break,
-                Ok(None) if request.now() < deadline => {}
+                Ok(None) if request.now() < deadline => request.contended(),
                 waited => return waited.map_err(Failure::into_error),
             }
         }

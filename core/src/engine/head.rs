@@ -68,11 +68,10 @@ impl Acquisition<'_, '_> {
     fn is_busy(&self, error: &Error) -> bool {
         let now = self.request.now();
         let is_over = self.request.deadline.is_some_and(|at| now >= at);
-        let is_seen = self.busy_at.get().is_some_and(|at| match error.kind() {
-            ErrorKind::Unknown => now < at + self.engine.capabilities.attempt_limit(),
-            _ => error.is_not_sent(),
-        });
-        is_over && is_seen && !self.health().is_in_doubt()
+        let is_silent = error.kind() == ErrorKind::Unknown || error.is_not_sent();
+        let limit = self.engine.capabilities.attempt_limit();
+        let is_seen = self.busy_at.get().is_some_and(|at| now < at + limit);
+        is_over && is_silent && is_seen && !self.health().is_in_doubt()
     }
 
     /// Asks the store until it answers, or the retries end.
