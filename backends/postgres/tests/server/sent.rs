@@ -40,10 +40,17 @@ fn prepared(provider: &PostgresProvider) -> Grant<Lease> {
 }
 
 fn sent(provider: &PostgresProvider, lease: &mut Lease) -> SentRelease {
-    match provider.send_release(lease) {
-        ReleaseDispatch::Sent(sent) => sent,
-        other => panic!("{other:?}"),
-    }
+    let mut release = None;
+    // What watches the sessions may have the connection at the moment.
+    until("the connection is free", || {
+        match provider.send_release(lease) {
+            ReleaseDispatch::Sent(sent) => release = Some(sent),
+            ReleaseDispatch::NotSent => {}
+            ReleaseDispatch::Answered(answer) => panic!("{answer:?}"),
+        }
+        release.is_some()
+    });
+    release.unwrap()
 }
 
 type Answers = (
