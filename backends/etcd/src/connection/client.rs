@@ -24,7 +24,7 @@ pub(crate) struct Client {
     pub(crate) clock: Arc<dyn Clock>,
 }
 
-/// A transaction that was sent, and whose reply was not read yet. Dropping it closes its connection.
+/// A sent transaction. Its reply is not read yet, so dropping this value closes the connection.
 pub(crate) struct Owed {
     slot: PooledConn<Connection>,
     connection: Connection,

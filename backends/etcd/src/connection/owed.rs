@@ -1,4 +1,4 @@
-//! A request whose reply is owed: it is written without a wait, and its reply is read later.
+//! A request that is written without a wait. The next request on the connection reads its reply first.
 //!
 //! `Http` sends a request and reads its reply in one call. Until the reply was read, nothing else is sent on the
 //! connection. Such a reply is short, so it has a length and no chunks.
