@@ -1,0 +1,9 @@
+//! Locks over any store that can read an entry, and write it if it has not changed since.
+//!
+//! A backend implements [`RegisterStore`]: how it reads, writes, keeps a session and waits. The rest is here.
+
+mod key;
+mod store;
+
+pub use key::Key;
+pub use store::{Call, Entry, RegisterStore, SessionId, Version, View, Write};

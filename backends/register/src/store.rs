@@ -1,0 +1,124 @@
+//! What a store has to do so that locks can be kept in it.
+
+use std::time::Duration;
+
+use lockkeeper_core::{CancelToken, Error, HostInstant, StoreInfo};
+#[cfg(doc)]
+use lockkeeper_core::{ErrorKind, epoch_at};
+
+use crate::key::Key;
+
+/// Identifies what an entry contains: no other value of the entry has the same version, also after the entry was
+/// removed and made anew.
+pub type Version = u64;
+
+/// Identifies a session, over all processes and times. It is never used again.
+pub type SessionId = String;
+
+/// A store that reads an entry, and writes it if it has not changed since.
+///
+/// # Sessions
+/// A lease, and a waiter's place, lives as long as the session that it names. A session is what the store ends by itself
+/// `ttl` after it was last [kept](Self::keep): not before the ttl, and not later than the ttl + 1 s. A row with the end
+/// by the server's clock is one, a Consul session with a key that is deleted at its end, or a ZooKeeper session with an
+/// ephemeral node. An ended session never lives again. So one request keeps all leases of a process, and a renewal
+/// writes no entry.
+///
+/// # Errors
+/// [`ErrorKind::Unavailable`] if nothing was done; [`ErrorKind::Unknown`] if a write may have been done. Each call
+/// returns by its deadline, and soon after a cancel.
+pub trait RegisterStore: StoreInfo {
+    /// Reads entries, and finds which of `sessions` have ended. A session that is reported as ended had ended before
+    /// the entries were read, or ended since; an entry is as it was at some moment of the call, and the entries
+    /// are read in the order of `keys`.
+    ///
+    /// # Errors
+    /// See [`RegisterStore`].
+    fn read(&self, keys: &[&Key], sessions: &[&str], call: Call<'_>) -> Result<View, Error>;
+
+    /// Writes entries, each by itself and under its own condition, and returns the new versions in the same order.
+    /// `None` is an entry that was not written, since its condition did not hold, or since another transaction has
+    /// locked it for the moment. The caller reads again then.
+    ///
+    /// # Errors
+    /// See [`RegisterStore`]. An error concerns all writes.
+    fn write(&self, writes: &[Write<'_>], call: Call<'_>) -> Result<Vec<Option<Version>>, Error>;
+
+    /// Opens a session that lives for `ttl`, from before this call, unless it is kept.
+    ///
+    /// # Errors
+    /// See [`RegisterStore`].
+    fn open_session(&self, ttl: Duration, call: Call<'_>) -> Result<SessionId, Error>;
+
+    /// Keeps sessions for another ttl from now on, unless they have ended, and reads entries after that. The view
+    /// names the sessions that have ended. It is one request where the store can do that.
+    ///
+    /// # Errors
+    /// See [`RegisterStore`].
+    fn keep(
+        &self,
+        sessions: &[(&str, Duration)],
+        keys: &[&Key],
+        call: Call<'_>,
+    ) -> Result<View, Error>;
+
+    /// Ends sessions that are no longer needed. If it fails, they end by themselves.
+    ///
+    /// # Errors
+    /// See [`RegisterStore`].
+    fn end_sessions(&self, sessions: &[&str], call: Call<'_>) -> Result<(), Error>;
+
+    /// Waits until an entry has another version than `seen`, where `None` is an absent entry. It ends at the call's
+    /// deadline or with a cancel, which are no errors. It may return early. `None` if the store has no notification:
+    /// then the caller polls.
+    fn wait(&self, key: &Key, seen: Option<Version>, call: Call<'_>) -> Option<Result<(), Error>> {
+        let _ = (key, seen, call);
+        None
+    }
+
+    /// Lists the entries of the namespace with their keys, in any order.
+    ///
+    /// # Errors
+    /// See [`RegisterStore`].
+    fn list(&self, call: Call<'_>) -> Result<Vec<(Key, Entry)>, Error>;
+}
+
+/// The bounds of a call to a store.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// The time by which the call returns.
+    pub deadline: HostInstant,
+    /// Ends the call early.
+    pub cancel: Option<&'a CancelToken>,
+}
+
+/// An entry as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The version.
+    pub version: Version,
+    /// The value: printable text without line breaks, up to 64 KiB.
+    pub value: String,
+}
+
+/// What a store has read.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// The entries, in the order of the keys. `None` is an absent entry.
+    pub entries: Vec<Option<Entry>>,
+    /// Those of the sessions that have ended.
+    pub ended: Vec<SessionId>,
+}
+
+/// A write of an entry.
+#[derive(Clone, Copy, Debug)]
+pub struct Write<'a> {
+    /// The key.
+    pub key: &'a Key,
+    /// The condition: the version that the entry still has. `None` is an absent entry.
+    pub seen: Option<Version>,
+    /// A further condition: this session has not ended.
+    pub session: Option<&'a str>,
+    /// The new value. `None` removes the entry.
+    pub value: Option<&'a str>,
+}
