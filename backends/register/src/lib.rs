@@ -3,7 +3,9 @@
 //! A backend implements [`RegisterStore`]: how it reads, writes, keeps a session and waits. The rest is here.
 
 mod key;
+mod lease;
 mod store;
 
 pub use key::Key;
+pub use lease::RegisterLease;
 pub use store::{Call, Entry, RegisterStore, SessionId, Version, View, Write};

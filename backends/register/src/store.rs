@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{CancelToken, Error, HostInstant, StoreInfo};
+use lockkeeper_core::{CancelToken, Error, Finding, HostInstant, Proof, StoreInfo};
 #[cfg(doc)]
-use lockkeeper_core::{ErrorKind, epoch_at};
+use lockkeeper_core::{Capabilities, ErrorKind};
 
 use crate::key::Key;
+use crate::lease::RegisterLease;
 
-/// Identifies what an entry contains: no other value of the entry has the same version, also after the entry was
-/// removed and made anew.
+/// Identifies one write of an entry. No other write of the entry has the same version, not even one of the same value,
+/// nor after the entry was removed and made anew.
 pub type Version = u64;
 
-/// Identifies a session, over all processes and times. It is never used again.
+/// Identifies a session, over all processes and times. It is never used again: a session that the store does not know has
+/// ended. The text is printable, has no quotation marks, and is short, since each lease contains it.
 pub type SessionId = String;
 
 /// A store that reads an entry, and writes it if it has not changed since.
@@ -23,6 +25,11 @@ pub type SessionId = String;
 /// by the server's clock is one, a Consul session with a key that is deleted at its end, or a ZooKeeper session with an
 /// ephemeral node. An ended session never lives again. So one request keeps all leases of a process, and a renewal
 /// writes no entry.
+///
+/// # Description
+/// [`StoreInfo`] describes the store alone. The provider adds shared locks and permits to its capabilities, and the
+/// interface for operators. A call has at most [`Capabilities::batch`] writes and one key more. A
+/// [`keep`](Self::keep) has at most [`Capabilities::renewals`] keys, and one more.
 ///
 /// # Errors
 /// [`ErrorKind::Unavailable`] if nothing was done; [`ErrorKind::Unknown`] if a write may have been done. Each call
@@ -81,6 +88,20 @@ pub trait RegisterStore: StoreInfo {
     /// # Errors
     /// See [`RegisterStore`].
     fn list(&self, call: Call<'_>) -> Result<Vec<(Key, Entry)>, Error>;
+
+    /// Checks for settings and states that are known to break locks on this kind of store:
+    /// [`Admin::examine`](lockkeeper_core::Admin::examine). There is at least one finding.
+    ///
+    /// # Errors
+    /// Only if the store could not be asked at all.
+    fn examine(&self, call: Call<'_>) -> Result<Vec<Finding>, Error>;
+
+    /// Returns the SQL that proves a lease in a transaction of the application:
+    /// [`Backend::proof`](lockkeeper_core::Backend::proof). `None` if the store has no such SQL.
+    fn proof(&self, lease: &RegisterLease) -> Option<Proof> {
+        let _ = lease;
+        None
+    }
 }
 
 /// The bounds of a call to a store.
