@@ -8,4 +8,4 @@ mod store;
 
 pub use key::Key;
 pub use lease::RegisterLease;
-pub use store::{Call, Entry, RegisterStore, SessionId, Version, View, Write};
+pub use store::{Call, Entry, Read, RegisterStore, SessionId, Version, View, Write};

@@ -21,27 +21,25 @@ pub type SessionId = String;
 ///
 /// # Sessions
 /// A lease, and a waiter's place, lives as long as the session that it names. A session is what the store ends by itself
-/// `ttl` after it was last [kept](Self::keep): not before the ttl, and not later than the ttl + 1 s. A row with the end
+/// `ttl` after it was last [kept](Read::keep): not before the ttl, and not later than the ttl + 1 s. A row with the end
 /// by the server's clock is one, a Consul session with a key that is deleted at its end, or a ZooKeeper session with an
 /// ephemeral node. An ended session never lives again. So one request keeps all leases of a process, and a renewal
 /// writes no entry.
 ///
 /// # Description
 /// [`StoreInfo`] describes the store alone. The provider adds shared locks and permits to its capabilities, and the
-/// interface for operators. A call has at most [`Capabilities::batch`] writes and one key more. A
-/// [`keep`](Self::keep) has at most [`Capabilities::renewals`] keys, and one more.
+/// interface for operators. A call has at most [`Capabilities::batch`] writes, and at most one key more.
 ///
 /// # Errors
 /// [`ErrorKind::Unavailable`] if nothing was done; [`ErrorKind::Unknown`] if a write may have been done. Each call
 /// returns by its deadline, and soon after a cancel.
 pub trait RegisterStore: StoreInfo {
-    /// Reads entries, and finds which of `sessions` have ended. A session that is reported as ended had ended before
-    /// the entries were read, or ended since; an entry is as it was at some moment of the call, and the entries
-    /// are read in the order of `keys`.
+    /// Keeps sessions, reads entries, and finds which sessions have ended, as [`Read`] says. It is one request where the
+    /// store can do that. An entry is as it was at some moment of the call.
     ///
     /// # Errors
-    /// See [`RegisterStore`].
-    fn read(&self, keys: &[&Key], sessions: &[&str], call: Call<'_>) -> Result<View, Error>;
+    /// See [`RegisterStore`]. The sessions may have been kept even so.
+    fn read(&self, read: &Read<'_>, call: Call<'_>) -> Result<View, Error>;
 
     /// Writes entries, each by itself and under its own condition, and returns the new versions in the same order.
     /// `None` is an entry that was not written, since its condition did not hold, or since another transaction has
@@ -56,18 +54,6 @@ pub trait RegisterStore: StoreInfo {
     /// # Errors
     /// See [`RegisterStore`].
     fn open_session(&self, ttl: Duration, call: Call<'_>) -> Result<SessionId, Error>;
-
-    /// Keeps sessions for another ttl from now on, unless they have ended, and reads entries after that. The view
-    /// names the sessions that have ended. It is one request where the store can do that.
-    ///
-    /// # Errors
-    /// See [`RegisterStore`].
-    fn keep(
-        &self,
-        sessions: &[(&str, Duration)],
-        keys: &[&Key],
-        call: Call<'_>,
-    ) -> Result<View, Error>;
 
     /// Ends sessions that are no longer needed. If it fails, they end by themselves.
     ///
@@ -113,6 +99,17 @@ pub struct Call<'a> {
     pub cancel: Option<&'a CancelToken>,
 }
 
+/// What a store is to read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Read<'a> {
+    /// The sessions to keep, before the entries are read: each lives for this ttl from now on, unless it has ended.
+    pub keep: &'a [(&'a str, Duration)],
+    /// The keys of the entries, which are read in this order.
+    pub keys: &'a [&'a Key],
+    /// Further sessions, of which the caller wants to know whether they have ended.
+    pub check: &'a [&'a str],
+}
+
 /// An entry as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -127,7 +124,7 @@ pub struct Entry {
 pub struct View {
     /// The entries, in the order of the keys. `None` is an absent entry.
     pub entries: Vec<Option<Entry>>,
-    /// Those of the sessions that have ended.
+    /// Those of the sessions to keep and to check that have ended.
     pub ended: Vec<SessionId>,
 }
 
