@@ -28,7 +28,8 @@ pub type SessionId = String;
 ///
 /// # Description
 /// [`StoreInfo`] describes the store alone. The provider adds shared locks and permits to its capabilities, and the
-/// interface for operators. A call has at most [`Capabilities::batch`] writes, and at most one key more.
+/// interface for operators. A call has at most
+/// [`Capabilities::batch`] writes or [`Capabilities::renewals`] keys, and one key more.
 ///
 /// # Errors
 /// [`ErrorKind::Unavailable`] if nothing was done; [`ErrorKind::Unknown`] if a write may have been done. Each call
@@ -137,6 +138,12 @@ pub struct Write<'a> {
     pub seen: Option<Version>,
     /// A further condition: this session has not ended.
     pub session: Option<&'a str>,
+    /// A further condition, of a write that makes an absent entry: this other entry still has this version.
+    ///
+    /// It is the entry of the namespace with the largest epoch of the entries that were removed. So a write that arrives
+    /// late makes no entry that was made and removed meanwhile, and epochs grow. A store whose statement reads the other
+    /// entry apart from the write locks it until the write is done.
+    pub also: Option<(&'a Key, Version)>,
     /// The new value. `None` removes the entry.
     pub value: Option<&'a str>,
 }
