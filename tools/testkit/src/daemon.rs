@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::env;
 use std::fmt;
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -279,6 +279,26 @@ impl fmt::Debug for Daemon {
 /// The size of the range from which one process takes its ports.
 const OWN_PORTS: u16 = 2_000;
 
+/// The first port of the range of this process, and the file whose lock keeps other processes out of that range.
+///
+/// If all ranges are in use, this process shares one.
+static OWN_RANGE: LazyLock<(u16, Option<File>)> = LazyLock::new(|| {
+    let ranges = (SERVER_PORTS.end - SERVER_PORTS.start) / OWN_PORTS;
+    let own = u16::try_from(std::process::id() % u32::from(ranges)).unwrap_or_default();
+    let locked = |range: u16| {
+        let path = env::temp_dir().join(format!("lockkeeper-testkit-ports-{range}"));
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .ok()?;
+        file.try_lock().is_ok().then_some((range, file))
+    };
+    let free = (0..ranges).find_map(|step| locked((own + step) % ranges));
+    let (range, file) = free.map_or((own, None), |(range, file)| (range, Some(file)));
+    (SERVER_PORTS.start + range * OWN_PORTS, file)
+});
+
 /// Returns different ports that were free just now. Another process may take one before the server does.
 ///
 /// When a test stops its server for a while, another test's server could take the port. So each process draws from
@@ -286,9 +306,7 @@ const OWN_PORTS: u16 = 2_000;
 /// range.
 pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
     static USED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    let slices = (SERVER_PORTS.end - SERVER_PORTS.start) / OWN_PORTS;
-    let slice = u16::try_from(std::process::id() % u32::from(slices)).unwrap_or_default();
-    let first = SERVER_PORTS.start + slice * OWN_PORTS;
+    let first = OWN_RANGE.0;
     let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
     if used.len() + N > usize::from(OWN_PORTS) * 3 / 4 {
         used.clear();
