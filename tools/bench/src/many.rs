@@ -1,6 +1,7 @@
 //! Many threads, each with a free name of its own.
 
 use std::error::Error;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockKeeper, LockName};
@@ -22,6 +23,8 @@ const NEVER: Duration = Duration::from_secs(86_400);
 pub(crate) struct Tally {
     pub(crate) began: Instant,
     pub(crate) grants: u32,
+    /// How long the thread slept between pairs.
+    idle: Duration,
     longest_wait: Duration,
 }
 
@@ -30,8 +33,16 @@ impl Tally {
         Self {
             began: Instant::now(),
             grants: 0,
+            idle: Duration::ZERO,
             longest_wait: Duration::ZERO,
         }
+    }
+
+    /// Sleeps between two pairs, as a thread does that has other work.
+    pub(crate) fn pause(&mut self, span: Duration) {
+        let began = Instant::now();
+        thread::sleep(span);
+        self.idle += began.elapsed();
     }
 
     /// Counts a grant that is asked for since `asked`.
@@ -44,6 +55,8 @@ impl Tally {
 /// What the threads of one run did.
 pub(crate) struct Run {
     pub(crate) grants_per_second: f64,
+    /// The seconds of a thread for a pair, without its sleep between pairs.
+    pub(crate) pair: f64,
     pub(crate) longest_wait: Duration,
 }
 
@@ -51,8 +64,11 @@ impl Run {
     pub(crate) fn new(tallies: &[Tally], elapsed: Duration) -> Self {
         let grants: u32 = tallies.iter().map(|tally| tally.grants).sum();
         let longest_wait = tallies.iter().map(|tally| tally.longest_wait).max();
+        let idle: f64 = tallies.iter().map(|tally| tally.idle.as_secs_f64()).sum();
+        let threads = tallies.len() as f64;
         Self {
             grants_per_second: f64::from(grants) / elapsed.as_secs_f64(),
+            pair: (elapsed.as_secs_f64() * threads - idle) / f64::from(grants),
             longest_wait: longest_wait.unwrap_or_default(),
         }
     }
@@ -64,6 +80,7 @@ impl Run {
         waits.sort_unstable();
         Self {
             grants_per_second: median(rates.collect()),
+            pair: median(runs.iter().map(|run| run.pair).collect()),
             longest_wait: waits.get(waits.len() / 2).copied().unwrap_or_default(),
         }
     }

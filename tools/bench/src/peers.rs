@@ -9,6 +9,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use lockkeeper_compare::html::{Figures, Table, TableRow};
+use lockkeeper_testkit::{Fault, Proxy};
 
 use crate::many::{Run, Tally};
 use crate::store::{Kind, Missing, Server, Store};
@@ -18,7 +19,7 @@ pub(crate) const PEERS: &str = "peers";
 const HTML: &str = "--html";
 /// This library, as the tables name it.
 const OURS: &str = "lockkeeper";
-const RUNS: usize = 3;
+const RUNS: usize = 5;
 /// No thread of a run asks for another grant after this time.
 const SPAN: Duration = Duration::from_secs(10);
 
@@ -31,6 +32,8 @@ struct Work {
     grants: u32,
     names: Names,
     held: Duration,
+    /// Other work of a thread between two pairs.
+    between: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -39,13 +42,22 @@ enum Names {
     OneForAll,
 }
 
-const WORKS: [Work; 4] = [
+const WORKS: [Work; 5] = [
     Work {
         what: "1 thread, a free name",
         threads: 1,
         grants: 2_000,
         names: Names::OneForEach,
         held: Duration::ZERO,
+        between: Duration::ZERO,
+    },
+    Work {
+        what: "1 thread, 1 ms of work between pairs",
+        threads: 1,
+        grants: 500,
+        names: Names::OneForEach,
+        held: Duration::ZERO,
+        between: Duration::from_millis(1),
     },
     Work {
         what: "64 threads, a name each",
@@ -53,6 +65,7 @@ const WORKS: [Work; 4] = [
         grants: 300,
         names: Names::OneForEach,
         held: Duration::ZERO,
+        between: Duration::ZERO,
     },
     Work {
         what: "100 threads, one name",
@@ -60,6 +73,7 @@ const WORKS: [Work; 4] = [
         grants: 10,
         names: Names::OneForAll,
         held: Duration::ZERO,
+        between: Duration::ZERO,
     },
     Work {
         what: "100 threads, one name, 1 ms held",
@@ -67,6 +81,7 @@ const WORKS: [Work; 4] = [
         grants: 10,
         names: Names::OneForAll,
         held: Duration::from_millis(1),
+        between: Duration::ZERO,
     },
 ];
 
@@ -99,6 +114,21 @@ impl<'a> Peer<'a> {
     }
 }
 
+/// A store, and how long a reply takes to come.
+type Place = (Kind, Duration, &'static str);
+
+/// The last one is on another host, as far as time is concerned.
+const PLACES: [Place; 4] = [
+    (Kind::Redis, Duration::ZERO, "redis"),
+    (Kind::MariaDb, Duration::ZERO, "mariadb"),
+    (Kind::MySql, Duration::ZERO, "mysql"),
+    (
+        Kind::Redis,
+        Duration::from_micros(500),
+        "redis, 0.5 ms away",
+    ),
+];
+
 /// What a peer did: its median run of each of the [`WORKS`].
 struct Measured {
     name: &'static str,
@@ -126,9 +156,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     println!("| store | locked with | {works} |");
     println!("|---|---{}|", "|---".repeat(WORKS.len()));
     let mut stores = Vec::new();
-    for kind in [Kind::Redis, Kind::MariaDb, Kind::MySql] {
-        let name = kind.name();
-        match measure(kind) {
+    for (kind, delay, name) in PLACES {
+        match measure(kind, delay) {
             Ok(peers) => {
                 for Measured { name: peer, runs } in &peers {
                     let cells: Vec<_> = WORKS.iter().zip(runs).map(cell).collect();
@@ -141,7 +170,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         }
     }
     println!(
-        "\nEach cell: grants a second, for one thread also the time of a pair; then the longest wait. \
+        "\nEach cell: grants a second, for one thread also the time of a pair without the work; then the longest wait. \
          Medians of {RUNS} runs, in which the peers of a store alternate."
     );
     if let Some(mut file) = page {
@@ -150,20 +179,36 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Measures the peers of a store, which work alternately.
-fn measure(kind: Kind) -> Result<Vec<Measured>, Box<dyn Error>> {
+/// Measures the peers of a store, which work alternately. If replies are late, those peers that can be told an address.
+fn measure(kind: Kind, delay: Duration) -> Result<Vec<Measured>, Box<dyn Error>> {
     let store = Store::start(kind)?;
-    let mut peers = vec![Peer::new(OURS, blocking::keeper(&store)?)];
+    let server = store.test_server().ok_or("the peers have a server")?;
+    let away = match server.single_addr() {
+        Some(addr) if !delay.is_zero() => Some(Proxy::new(addr)?),
+        _ => None,
+    };
+    let url = match &away {
+        Some(proxy) => {
+            proxy.set(Fault::DelayReplies(delay));
+            server.url_via(proxy.addr())
+        }
+        None => server.url(),
+    };
+    let plain = url.trim_end_matches('?');
+    let mut peers = vec![Peer::new(OURS, blocking::keeper(&url)?)];
     match &store.server {
         Server::Redis(server) => {
-            let url = server.url();
-            let retry = Some(blocking::RETRY);
             peers.extend([
-                Peer::new("rlock", blocking::rlock(&url, None)?),
-                Peer::new("rlock, 10 ms retry", blocking::rlock(&url, retry)?),
-                Peer::new("rslock, tasks of one thread", asynchronous::rslock(&url)?),
-                Peer::new("SET NX PX, 10 ms retry", blocking::raw_redis(server)?),
+                Peer::new("rlock", blocking::rlock(plain, None)?),
+                Peer::new("rslock, tasks of one thread", asynchronous::rslock(plain)?),
             ]);
+            if away.is_none() {
+                let retry = Some(blocking::RETRY);
+                peers.extend([
+                    Peer::new("rlock, 10 ms retry", blocking::rlock(plain, retry)?),
+                    Peer::new("SET NX PX, 10 ms retry", blocking::raw_redis(server)?),
+                ]);
+            }
         }
         Server::MySql(server, _) => peers.push(Peer::new("GET_LOCK", blocking::raw_mysql(server))),
         _ => {}
@@ -232,7 +277,7 @@ fn figures(stores: &[MeasuredStore]) -> Figures {
 /// Shows a run in the table.
 fn cell((work, run): (&Work, &Run)) -> String {
     let pair = match work.threads {
-        1 => format!("{:.0} µs, ", 1e6 / run.grants_per_second),
+        1 => format!("{:.0} µs, ", run.pair * 1e6),
         _ => String::new(),
     };
     format!("{pair}{}, {}", shown_rate(run), shown_wait(run))

@@ -43,6 +43,9 @@ async fn lock(manager: LockManager, work: Work, number: usize) -> Result<Tally, 
             tokio::time::sleep(work.held).await;
         }
         guard.release().await;
+        if !work.between.is_zero() {
+            tally.pause(work.between);
+        }
     }
     Ok(tally)
 }

@@ -12,7 +12,7 @@ use rlock::sync_lock::RLock;
 
 use super::{Ran, Run, Tally, Work};
 use crate::raw::redis::{free, load_release, take};
-use crate::store::{Store, connect_mysql, connect_redis};
+use crate::store::{connect_mysql, connect_redis};
 use crate::threads::{Failed, together};
 
 /// How long a thread sleeps before it asks Redis again.
@@ -38,6 +38,9 @@ fn run(work: &Work, mut open: impl FnMut() -> Result<Hold, Box<dyn Error>>) -> R
                     thread::sleep(work.held);
                 }
             })?;
+            if !work.between.is_zero() {
+                tally.pause(work.between);
+            }
         }
         Ok(tally)
     })?;
@@ -45,8 +48,8 @@ fn run(work: &Work, mut open: impl FnMut() -> Result<Hold, Box<dyn Error>>) -> R
 }
 
 /// This library; all threads share a keeper.
-pub(super) fn keeper(store: &Store) -> Result<impl Fn(&Work) -> Ran + use<>, Box<dyn Error>> {
-    let keeper = store.open("wait=60s")?;
+pub(super) fn keeper(url: &str) -> Result<impl Fn(&Work) -> Ran + use<>, Box<dyn Error>> {
+    let keeper = lockkeeper::open(&format!("{url}wait=60s"))?;
     Ok(move |work: &Work| {
         run(work, || {
             let keeper = keeper.clone();
