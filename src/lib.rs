@@ -338,7 +338,9 @@ pub use lockkeeper_core::{
 /// What operators ask a store: see [`LockKeeper::admin`].
 pub mod admin {
     #[doc(inline)]
-    pub use lockkeeper_core::{Admin, Finding, HeldName, Holder, Severity};
+    pub use lockkeeper_core::{
+        Admin, Finding, HeldName, Holder, Severity, process_label, set_process_label,
+    };
 }
 
 /// The clock of leases and deadlines, which neither steps nor stops while the host is suspended.

@@ -17,6 +17,9 @@ use crate::settings;
 
 pub(crate) use self::table::{holder, plain};
 
+/// The exit status if the name, or no name with the prefix, is held.
+const FREE: u8 = 1;
+
 /// A held name. Its namespace is known if those of all namespaces are listed.
 type Entry = (Option<String>, HeldName);
 
@@ -39,7 +42,7 @@ struct Row {
     permits: Option<u32>,
     host: Option<String>,
     pid: Option<u32>,
-    thread: Option<String>,
+    label: Option<String>,
     session: Option<String>,
     since_unix_ms: Option<u64>,
     /// A string, since many JSON readers round integers of this size.
@@ -63,7 +66,7 @@ impl From<&Entry> for Row {
             },
             host: held.holder.host.clone(),
             pid: held.holder.pid,
-            thread: held.holder.thread.clone(),
+            label: held.holder.label.clone(),
             session: held.holder.session.clone(),
             since_unix_ms: held.holder.since.map(output::unix_millis),
             token: held.token().map(|token| token.to_string()),
@@ -86,7 +89,12 @@ pub(crate) fn main(args: &args::Who) -> Result<u8, Failure> {
         true => output::print_json(&listing.report())?,
         false => output::print(&listing.text(&query))?,
     }
-    Ok(0)
+    let is_test = query.name.is_some() || args.prefix.is_some();
+    Ok(if is_test && listing.held.is_empty() {
+        FREE
+    } else {
+        0
+    })
 }
 
 /// What is asked of a store.
@@ -108,7 +116,7 @@ impl Query<'_> {
         let args = self.args;
         let admin = admin(keeper)?;
         let deadline = SystemClock.now() + args.timeout;
-        let held = if args.all_namespaces {
+        let mut held: Vec<Entry> = if args.all_namespaces {
             let held = admin.held_in_all_namespaces(deadline)?.into_iter();
             held.map(|(namespace, held)| (Some(namespace), held))
                 .collect()
@@ -116,6 +124,8 @@ impl Query<'_> {
             let held = admin.held(self.name.as_ref(), deadline)?.into_iter();
             held.map(|held| (None, held)).collect()
         };
+        let prefix = args.prefix.as_deref().unwrap_or_default();
+        held.retain(|(_, held)| held.name.starts_with(prefix));
         Ok(Listing {
             store: keeper.backend(),
             held,
@@ -137,9 +147,10 @@ impl Listing {
 
     fn text(&self, query: &Query<'_>) -> String {
         if self.held.is_empty() {
-            return match &query.name {
-                Some(name) => format!("{name:?} is not held."),
-                None => "No lock is held.".to_owned(),
+            return match (&query.name, &query.args.prefix) {
+                (Some(name), _) => format!("{name:?} is not held."),
+                (None, Some(prefix)) => format!("No name that begins with {prefix:?} is held."),
+                (None, None) => "No lock is held.".to_owned(),
             };
         }
         let mut lines = vec![table::table(&self.held, SystemTime::now())];

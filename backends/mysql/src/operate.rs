@@ -17,11 +17,13 @@ mod examine;
 /// The pause between two checks whether a session has ended.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
 
-/// The process ids that clients report: those of all clients, and those of this user on this host, which
-/// every user may read. Both are empty while the performance schema is off, MariaDB's default.
-const PIDS: [&str; 2] = [
-    "SELECT processlist_id, attr_value FROM performance_schema.session_connect_attrs WHERE attr_name = '_pid'",
-    "SELECT processlist_id, attr_value FROM performance_schema.session_account_connect_attrs WHERE attr_name = '_pid'",
+/// What clients report of their processes: all clients, and those of this user on this host, which every user may read.
+/// Both are empty while the performance schema is off, MariaDB's default.
+const PROCESSES: [&str; 2] = [
+    "SELECT processlist_id, attr_value, attr_name FROM performance_schema.session_connect_attrs \
+     WHERE attr_name IN ('_pid', 'label')",
+    "SELECT processlist_id, attr_value, attr_name FROM performance_schema.session_account_connect_attrs \
+     WHERE attr_name IN ('_pid', 'label')",
 ];
 const SESSIONS: &str = "SHOW FULL PROCESSLIST";
 
@@ -112,7 +114,7 @@ impl Admin for Store {
             "since when it is held",
             "the token",
             "how long it is kept without a renewal",
-            "the holder's thread, and its process unless performance_schema is on",
+            "the holder's process and label, unless performance_schema is on",
         ]
     }
 }
@@ -189,9 +191,13 @@ impl Store {
         let host = |row: &Row| Some((number(row, 0)?, host(&text(row, 2)?)));
         let hosts: HashMap<_, _> = sessions.iter().filter_map(host).collect();
         let statements: Vec<_> = sessions.iter().filter_map(|row| text(row, 7)).collect();
-        let pids = PIDS.iter().find_map(|sql| self.rows(sql, deadline).ok());
-        let pid = |row: &Row| Some((number(row, 0)?, number(row, 1)?.try_into().ok()?));
-        let pids: HashMap<_, _> = pids.iter().flatten().filter_map(pid).collect();
+        let attributes = PROCESSES
+            .iter()
+            .find_map(|sql| self.rows(sql, deadline).ok());
+        let attribute = |row: &Row| Some(((number(row, 0)?, text(row, 2)?), text(row, 1)?));
+        let attributes = attributes.iter().flatten().filter_map(attribute);
+        let attributes: HashMap<_, _> = attributes.collect();
+        let attribute = |id, name: &str| attributes.get(&(id, name.to_owned()));
         for held in held {
             let Some((SessionId { id, .. }, encoded)) = read_mark(&held.mark) else {
                 continue;
@@ -204,7 +210,8 @@ impl Store {
             }
             held.holder = Holder {
                 host: hosts.get(&id).cloned(),
-                pid: pids.get(&id).copied(),
+                pid: attribute(id, "_pid").and_then(|pid| pid.parse().ok()),
+                label: attribute(id, "label").cloned(),
                 session: Some(id.to_string()),
                 ..Holder::default()
             };

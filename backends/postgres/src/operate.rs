@@ -83,7 +83,6 @@ impl Admin for Store {
             "since when it is held",
             "the token",
             "how long it is kept without a renewal",
-            "the holder's thread",
             "the names and processes of other users' sessions, without pg_read_all_stats",
         ]
     }
@@ -178,9 +177,14 @@ fn lock(row: &Row, waiting: &HashMap<LockKey, u64>, names: &ShownKeys) -> Option
     held.mode = mode;
     held.waiting = Some(waiting.get(&key).copied().unwrap_or(0));
     let program = row.text(8).and_then(|text| text.strip_prefix(PROGRAM));
+    let (process, label) = match program.and_then(|program| program.split_once(' ')) {
+        Some((process, label)) => (Some(process), Some(label.to_owned())),
+        None => (program, None),
+    };
     held.holder = Holder {
         host: row.text(7).map(str::to_owned),
-        pid: program.and_then(|pid| pid.parse().ok()),
+        pid: process.and_then(|pid| pid.parse().ok()),
+        label,
         session: Some(pid.to_string()),
         ..Holder::default()
     };

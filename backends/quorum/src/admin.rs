@@ -248,8 +248,4 @@ impl Admin for Quorum {
         findings.insert(0, summary);
         Ok(findings)
     }
-
-    fn cannot_tell(&self) -> &'static [&'static str] {
-        &["the holder's thread"]
-    }
 }

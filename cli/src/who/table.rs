@@ -106,7 +106,11 @@ fn process(held: &HeldName) -> Option<String> {
     let process = pid.or(session.map(|id| format!("session {id}")));
     let host = holder.host.as_deref().map(plain);
     let parts: Vec<_> = process.into_iter().chain(host).collect();
-    (!parts.is_empty()).then(|| parts.join(" on "))
+    let process = (!parts.is_empty()).then(|| parts.join(" on "));
+    let label = holder.label.as_deref().map(plain);
+    let label = label.map(|label| format!("[{label}]"));
+    let parts: Vec<_> = label.into_iter().chain(process).collect();
+    (!parts.is_empty()).then(|| parts.join(" "))
 }
 
 fn held_for(held: &HeldName, now: SystemTime) -> Option<String> {
@@ -115,7 +119,7 @@ fn held_for(held: &HeldName, now: SystemTime) -> Option<String> {
     Some(output::format_span(span.unwrap_or_default()))
 }
 
-/// Describes a holder in a few words: `pid 42 on web-1 (for 2m 5s)`.
+/// Describes a holder in a few words: `[report] pid 42 on web-1 (for 2m 5s)`.
 pub(crate) fn holder(held: &HeldName, now: SystemTime) -> String {
     let process = process(held).unwrap_or_else(|| "an unknown process".to_owned());
     match held_for(held, now) {
@@ -170,6 +174,10 @@ mod tests {
         let shown = holder(&held, SystemTime::now());
         assert_eq!(shown, "session 7\\r on web\\n\\u{9b}1");
         held.holder.session = None;
+        held.holder.label = Some("a\u{1b}b".to_owned());
+        let shown = holder(&held, SystemTime::now());
+        assert_eq!(shown, "[a\\u{1b}b] web\\n\\u{9b}1");
+        held.holder.label = None;
         assert_eq!(holder(&held, SystemTime::now()), "web\\n\\u{9b}1");
         for (text, shown) in [
             ("it's \"ours\"", "it's \"ours\""),

@@ -63,7 +63,7 @@ pub trait Admin: fmt::Debug + Send + Sync {
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error>;
 
     /// Returns the data that [`held`](Self::held) never contains on this store, each in a few
-    /// words, such as "the holder's thread".
+    /// words, such as "since when it is held".
     fn cannot_tell(&self) -> &'static [&'static str] {
         &[]
     }
@@ -124,8 +124,8 @@ pub struct Holder {
     pub host: Option<String>,
     /// The id of its process on that host.
     pub pid: Option<u32>,
-    /// The name of the thread that requested the lock.
-    pub thread: Option<String>,
+    /// The [label](crate::set_process_label) of its process.
+    pub label: Option<String>,
     /// When the name was granted, by the wall clock of the host or server that recorded it.
     pub since: Option<SystemTime>,
     /// The connection or session that holds the name, if the store identifies a holder by it.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Holder, Mode};
+use lockkeeper_core::{AcquireRequest, Holder, Mode, process_label};
 use lockkeeper_remote::host_name;
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ pub(crate) fn value(request: &AcquireRequest<'_>, granted: Option<(u32, Option<u
         "owner": owner_text(request),
         "host": host_name(),
         "pid": owner.pid,
-        "thread": std::thread::current().name().unwrap_or("unnamed"),
+        "label": process_label(),
         "since": u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
     });
     if let Some(fields) = value.as_object_mut() {
@@ -90,7 +90,7 @@ impl Entry {
         Holder {
             host: self.text("host"),
             pid: self.number("pid"),
-            thread: self.text("thread"),
+            label: self.text("label"),
             since: since.and_then(|since| UNIX_EPOCH.checked_add(since)),
             session: None,
         }

@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use lockkeeper_core::{
-    Admin, Clock, Error, Finding, HeldName, Holder, HostInstant, LeaseVerifiers, LockName, Released,
+    Admin, Clock, Error, Finding, HeldName, Holder, HostInstant, LeaseVerifiers, LockName,
+    Released, process_label,
 };
 
 use super::wait_queue::{LeaseView, Shard};
@@ -125,6 +126,7 @@ impl Admin for Store {
                 slot: it.mode.is_permit().then_some(it.slot),
                 holder: Holder {
                     pid: Some(std::process::id()),
+                    label: process_label().map(str::to_owned),
                     ..Holder::default()
                 },
                 epoch: Some(it.lease.epoch),
@@ -153,6 +155,6 @@ impl Admin for Store {
     }
 
     fn cannot_tell(&self) -> &'static [&'static str] {
-        &["the holder's thread", "since when it is held"]
+        &["since when it is held"]
     }
 }

@@ -22,7 +22,7 @@ macro_rules! held {
         concat!(
             "SELECT ",
             holders::lock_columns!(),
-            ", namespace, name, since FROM lock WHERE ",
+            ", namespace, name, since, label FROM lock WHERE ",
             $of,
             " AND name <> '' AND epoch > 0 ORDER BY namespace, name, permits, slot"
         )
@@ -39,6 +39,7 @@ struct HeldRow {
     namespace: String,
     name: String,
     since: i64,
+    label: Option<String>,
 }
 
 fn held_row(row: &Row<'_>) -> rusqlite::Result<HeldRow> {
@@ -47,6 +48,7 @@ fn held_row(row: &Row<'_>) -> rusqlite::Result<HeldRow> {
         namespace: row.get(12)?,
         name: row.get(13)?,
         since: row.get(14)?,
+        label: row.get(15)?,
     })
 }
 
@@ -87,10 +89,6 @@ impl Admin for Store {
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
         examine::examine(&self.db, &BusyRetry::new(&*self.clock, deadline))
-    }
-
-    fn cannot_tell(&self) -> &'static [&'static str] {
-        &["the holder's thread"]
     }
 }
 
@@ -141,6 +139,7 @@ fn holder(row: &HeldRow) -> Holder {
             .flatten(),
         pid: Some(row.lock.holder.pid),
         since: UNIX_EPOCH.checked_add(Duration::from_millis(since)),
+        label: row.label.clone(),
         ..Holder::default()
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Grant, HostInstant, LockName, epoch_at};
+use lockkeeper_core::{AcquireRequest, Grant, HostInstant, LockName, epoch_at, process_label};
 
 use super::db::Session;
 use super::holders::{Key, nanos, signed, stored_mode};
@@ -16,11 +16,11 @@ macro_rules! grant {
     ($verb:literal, $slot:literal, $contended:literal, $end:literal) => {
         concat!(
             $verb,
-            " INTO lock (namespace, name, permits, slot, mode, epoch, pid, start, place, process, request, since, asked, expires, contended, reserved)
+            " INTO lock (namespace, name, permits, slot, mode, epoch, pid, start, place, process, request, since, asked, expires, label, contended, reserved)
  VALUES (?1, ?2, ?3, ",
             $slot,
             ", ?5, max(?6, (SELECT epoch + 1 FROM lock WHERE namespace = '' AND name = '' AND permits = 0 AND slot = 0)),
- ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ",
+ ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ",
             $contended,
             ", 0) ",
             $end,
@@ -130,6 +130,7 @@ fn insert_grant(
         i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
         nanos(now),
         nanos(now + acquisition.request.ttl()),
+        process_label(),
     );
     let granted = session.first(sql, params, |row| Ok((row.get::<_, i64>(0)?, row.get(1)?)))?;
     Ok(granted.map(|(epoch, contended)| {

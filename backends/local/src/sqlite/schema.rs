@@ -8,7 +8,7 @@ use super::error::{AttemptError, incompatible};
 /// Identifies a lock database: "LkKp".
 const APPLICATION_ID: i32 = 0x4c6b_4b70;
 /// Increases when older programs cannot use a new file.
-const VERSION: i32 = 2;
+const VERSION: i32 = 3;
 
 /// The tables.
 ///
@@ -22,7 +22,7 @@ const VERSION: i32 = 2;
 /// 1). Shared holders and permits have a slot each. `mode` is 0 for an exclusive lock, -1 for a shared one,
 /// and the limit of a semaphore. A row with `epoch` 0 reserves its slot for the waiter `reserved`. `asked`
 /// and `expires` are times of `lockkeeper_core::SystemClock` in ns; `since` is Unix time in ms. `place` is
-/// the pid scope of a process.
+/// the pid scope of a process, and `label` what it is called.
 const TABLES: &str = "
 CREATE TABLE lock (
   namespace TEXT NOT NULL,
@@ -41,9 +41,10 @@ CREATE TABLE lock (
   expires INTEGER NOT NULL,
   contended INTEGER NOT NULL,
   reserved INTEGER NOT NULL,
+  label TEXT,
   PRIMARY KEY (namespace, name, permits, slot)
 ) WITHOUT ROWID;
-INSERT INTO lock VALUES ('', '', 0, 0, 0, 0, 0, 0, '', 0, 0, 0, 0, 0, 0, 0);
+INSERT INTO lock VALUES ('', '', 0, 0, 0, 0, 0, 0, '', 0, 0, 0, 0, 0, 0, 0, NULL);
 CREATE TRIGGER last_epoch AFTER INSERT ON lock WHEN NEW.epoch > 0 BEGIN
   UPDATE lock SET epoch = NEW.epoch WHERE namespace = '' AND name = '' AND permits = 0 AND slot = 0;
 END;

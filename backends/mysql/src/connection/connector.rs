@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::Error;
+use lockkeeper_core::{Error, process_label};
 use lockkeeper_remote::{
     Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, Supplier, connect_any,
     nothing_granted, unavailable, without_signals,
@@ -36,7 +36,8 @@ impl Connector {
             // It fails if the program has chosen its cryptography already.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
-        let program = ("program_name", "lockkeeper");
+        let program = Some(("program_name", "lockkeeper"));
+        let label = process_label().map(|label| ("label", label));
         let opts = OptsBuilder::from_opts(options.opts())
             .prefer_socket(false)
             .tcp_nodelay(true)
@@ -44,7 +45,7 @@ impl Connector {
             .max_allowed_packet(Some(MOST_BYTES))
             // The connection keeps its own list of statements, and the crate would close the oldest ones.
             .stmt_cache_size(0)
-            .connect_attrs(Some([program].into()));
+            .connect_attrs(Some(program.into_iter().chain(label).collect()));
         #[cfg(any(target_os = "linux", target_os = "macos"))]
         let opts = opts
             .tcp_keepalive_probe_interval_secs(u32::try_from(KEEPALIVE_INTERVAL.as_secs()).ok())

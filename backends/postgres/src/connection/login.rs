@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{Error, ErrorKind, process_label};
 use lockkeeper_remote::{RemoteOptions, Server};
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
@@ -20,7 +20,7 @@ use crate::failure::{ServerError, incompatible};
 /// The first version with `idle_session_timeout`, and with `client_connection_check_interval`.
 const OLDEST_VERSION: u32 = 14;
 
-/// The `application_name` of sessions, before the id of the process.
+/// The `application_name` of sessions, before the id of the process and its label.
 pub(crate) const PROGRAM: &str = "lockkeeper ";
 
 /// What a server reports about itself and the session during a login.
@@ -93,14 +93,13 @@ pub(crate) fn log_in(
 ) -> Result<Greeting, LoginError> {
     let user = options.user.as_deref().unwrap_or_default();
     let password = || options.password.as_deref().ok_or_else(no_password);
+    let label = process_label().map_or_else(String::new, |label| format!(" {label}"));
+    let program = format!("{PROGRAM}{}{label}", std::process::id());
     let parameters = [
         ("user", user),
         ("database", database),
         ("client_encoding", "UTF8"),
-        (
-            "application_name",
-            &*format!("{PROGRAM}{}", std::process::id()),
-        ),
+        ("application_name", &*program),
     ];
     frontend::startup_message(parameters, &mut wire.out)?;
     send(wire)?;

@@ -3,8 +3,11 @@
 use std::borrow::Cow;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Holder, Mode};
+use lockkeeper_core::{AcquireRequest, Holder, Mode, process_label};
 use lockkeeper_remote::host_name;
+
+/// What is before the label at the end of a lease.
+const LABEL: &str = " label=";
 
 /// A grant of a [`RedisProvider`](crate::RedisProvider).
 #[derive(Debug)]
@@ -38,14 +41,18 @@ pub(crate) fn owner(request: &AcquireRequest<'_>) -> String {
     let host = host_name();
     let owner = request.owner();
     let since = owner.since.duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!(
+    let text = format!(
         "{} {:016x}-{} host={host} pid={} since={}",
         code(request.mode()),
         owner.nonce,
         owner.request,
         owner.pid,
         since.as_millis()
-    )
+    );
+    match process_label() {
+        Some(label) => text + LABEL + label,
+        None => text,
+    }
 }
 
 /// Returns the lease that this [`owner`] was granted in this slot, with an epoch of this time in microseconds of
@@ -91,11 +98,16 @@ pub(crate) fn holder(lease: &str) -> Holder {
         let (_, rest) = lease.split_once(" host=")?;
         let (host, rest) = rest.split_once(" pid=")?;
         let (pid, since) = rest.split_once(" since=")?;
+        let (since, label) = match since.split_once(LABEL) {
+            Some((since, label)) => (since, Some(label.to_owned())),
+            None => (since, None),
+        };
         let since = since.parse().ok().map(Duration::from_millis);
         Some(Holder {
             host: Some(host.to_owned()),
             pid: pid.parse().ok(),
             since: since.and_then(|since| UNIX_EPOCH.checked_add(since)),
+            label,
             ..Holder::default()
         })
     };
@@ -110,7 +122,10 @@ mod tests {
     fn holder_is_read_as_it_was_written() {
         let seen = holder("00ff-7 host=web-1 pid=42 since=1500");
         assert_eq!(seen.host.as_deref(), Some("web-1"));
-        assert_eq!((seen.pid, seen.thread), (Some(42), None));
+        assert_eq!((seen.pid, seen.label), (Some(42), None));
+        let labelled = holder("00ff-7 host=web-1 pid=42 since=1500 label=a label=b");
+        assert_eq!(labelled.label.as_deref(), Some("a label=b"));
+        assert_eq!(labelled.since, seen.since);
         assert_eq!(seen.since, Some(UNIX_EPOCH + Duration::from_millis(1500)));
         assert_eq!(holder("the key of another program"), Holder::default());
     }

@@ -75,7 +75,7 @@ fn database_of_another_application_or_version_is_refused() {
 
     let other = TempStore::new();
     drop(other.provider());
-    for (version, advice) in [(3, "upgrade this program"), (1, "delete it")] {
+    for (version, advice) in [(4, "upgrade this program"), (1, "delete it")] {
         let raw = other.raw();
         raw.pragma_update(None, "user_version", version).unwrap();
         assert_refused(&other.path(), advice);
