@@ -14,6 +14,8 @@ pub(crate) const UNAVAILABLE: u8 = 69;
 pub(crate) const SYSTEM: u8 = 71;
 /// The configuration is wrong.
 pub(crate) const CONFIG: u8 = 78;
+/// The time of `--timeout` was over, and the command was ended; see timeout(1).
+pub(crate) const TIMED_OUT: u8 = 124;
 /// The lock was lost and the command ended.
 pub(crate) const LOST: u8 = 79;
 

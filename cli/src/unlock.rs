@@ -18,18 +18,26 @@ const NOT_DONE: u8 = 1;
 
 /// Returns the exit status of `lockkeeper unlock`.
 pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
-    let name = LockName::new(args.name.as_str()).map_err(Failure::usage)?;
+    let name = args.name.as_deref().map(LockName::new);
+    let name = name.transpose().map_err(Failure::usage)?;
+    let prefix = args.prefix.as_deref().unwrap_or_default();
+    // For messages.
+    let target = match &name {
+        Some(name) => format!("{name:?}"),
+        None => format!("{prefix:?}…"),
+    };
     let keeper = settings::open_existing(&args.store)?;
     let admin = admin(&keeper)?;
     let deadline = || SystemClock.now() + args.timeout;
-    let held = admin.held(Some(&name), deadline())?;
+    let mut held = admin.held(name.as_ref(), deadline())?;
+    held.retain(|held| held.name.starts_with(prefix));
     let (chosen, others): (Vec<_>, Vec<_>) =
         (held.into_iter()).partition(|held| args.choice.includes(held));
     if chosen.is_empty() {
         output::print(&match others.len() {
-            0 => format!("{name:?} is not held."),
+            0 => format!("{target} is not held."),
             _ => format!(
-                "{name:?} has no such holder; it is held by\n{}",
+                "{target} has no such holder; it is held by\n{}",
                 list(&others)
             ),
         })?;
@@ -37,11 +45,11 @@ pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
     }
     if chosen.len() > 1 && !args.choice.all {
         output::print(&list(&chosen))?;
-        return Err(Failure::new(USAGE, ambiguous(&name, &chosen)));
+        return Err(Failure::new(USAGE, ambiguous(&target, &chosen)));
     }
     // Not every store can list all names.
     let all = admin.held(None, deadline()).unwrap_or_default();
-    let shown = match output::print(&describe(&name, &chosen, &all)) {
+    let shown = match output::print(&describe(&chosen, &all)) {
         // Without the description the question makes no sense.
         Err(failure) if !args.yes => {
             let text = format!("{failure}; nothing was done");
@@ -54,8 +62,8 @@ pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
     }
     let (count, done) = (chosen.len(), free(admin, &chosen, deadline)?);
     let what = match chosen.as_slice() {
-        [held] => subject(&name, held),
-        _ => format!("{done} of {count} holds of {name:?}"),
+        [held] => subject(held),
+        _ => format!("{done} of {count} holds of {target}"),
     };
     if done > 0 {
         let printed = shown.and_then(|()| output::print(&format!("Freed {what}.")));
@@ -67,7 +75,7 @@ pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
         return Ok(0);
     }
     let text = "was released meanwhile, and another process may hold it; list the holders with `lockkeeper who`";
-    Err(Failure::new(NOT_DONE, format!("{name:?} {text}")))
+    Err(Failure::new(NOT_DONE, format!("{target} {text}")))
 }
 
 /// Frees what these holders have, and returns of how many.
@@ -95,11 +103,11 @@ fn free(
 }
 
 /// Returns why holders have to be chosen, and how.
-fn ambiguous(name: &LockName, held: &[HeldName]) -> String {
+fn ambiguous(target: &str, held: &[HeldName]) -> String {
     let example = held.iter().find_map(Choice::of);
     let example = example.map_or_else(String::new, |options| format!(", such as {options}"));
     format!(
-        "{name:?} has {} holders, and nothing was done; add an option that chooses one{example}, or \
+        "{target} has {} holders, and nothing was done; add an option that chooses one{example}, or \
          --all to free all of them",
         held.len()
     )
@@ -111,9 +119,9 @@ fn is_session_of(held: &HeldName, ended: &[&HeldName]) -> bool {
     session.is_some() && ended.iter().any(|other| other.holder.session == *session)
 }
 
-fn describe(name: &LockName, held: &[HeldName], all: &[HeldName]) -> String {
+fn describe(held: &[HeldName], all: &[HeldName]) -> String {
     let mut text = match held {
-        [held] => describe_one(name, held),
+        [held] => describe_one(held),
         _ => list(held),
     };
     let held: Vec<_> = held.iter().collect();
@@ -136,7 +144,8 @@ fn describe(name: &LockName, held: &[HeldName], all: &[HeldName]) -> String {
 }
 
 /// Returns what one holder has.
-fn subject(name: &LockName, held: &HeldName) -> String {
+fn subject(held: &HeldName) -> String {
+    let name = &held.name;
     match (held.mode, held.slot) {
         (_, Some(slot)) => format!("{name:?} (slot {slot})"),
         (Mode::Shared, None) => format!("{name:?} (shared)"),
@@ -144,8 +153,8 @@ fn subject(name: &LockName, held: &HeldName) -> String {
     }
 }
 
-fn describe_one(name: &LockName, held: &HeldName) -> String {
-    let (what, holder) = (subject(name, held), holder(held, SystemTime::now()));
+fn describe_one(held: &HeldName) -> String {
+    let (what, holder) = (subject(held), holder(held, SystemTime::now()));
     let mut text = format!("{what} is held by {holder}");
     if let Some(token) = held.token() {
         text.push_str(&format!(",\nwith the token {token}"));

@@ -42,6 +42,10 @@ pub(crate) struct Who {
     #[arg(long, value_name = "DUR", default_value = "10s", value_parser = duration)]
     pub(crate) timeout: Duration,
 
+    /// Show only names that begin with this text.
+    #[arg(long, value_name = "TEXT", conflicts_with = "name")]
+    pub(crate) prefix: Option<String>,
+
     /// Show only this name.
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<String>,
@@ -76,9 +80,13 @@ pub(crate) struct Unlock {
     #[command(flatten)]
     pub(crate) choice: Choice,
 
+    /// Free the names that begin with this text, in place of NAME.
+    #[arg(long, value_name = "TEXT", conflicts_with = "name")]
+    pub(crate) prefix: Option<String>,
+
     /// The lock's name.
-    #[arg(value_name = "NAME")]
-    pub(crate) name: String,
+    #[arg(value_name = "NAME", required_unless_present = "prefix")]
+    pub(crate) name: Option<String>,
 }
 
 /// Which holders of a name are meant.

@@ -1,6 +1,7 @@
 //! `lockkeeper run`.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -62,6 +63,16 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DUR", value_parser = duration)]
     pub(crate) kill_after: Option<Duration>,
 
+    /// How long the command may run. Then it gets TERM, and KILL after --stop-after, or else --kill-after. The
+    /// exit status is 124, as that of timeout(1).
+    #[arg(long, value_name = "DUR", value_parser = seconds_or_duration)]
+    pub(crate) timeout: Option<Duration>,
+
+    /// How long the command may go on after a signal that asks for an end, --timeout or a loss. Then it gets KILL.
+    /// Default: no limit after a signal, and --kill-after in the other cases.
+    #[arg(long, value_name = "DUR", value_parser = seconds_or_duration)]
+    pub(crate) stop_after: Option<Duration>,
+
     /// The exit status if the lock was not acquired in time: 0 to 255. With 0, no message is printed
     /// either.
     #[arg(short = 'E', long, value_name = "N", default_value_t = 75)]
@@ -71,6 +82,15 @@ pub(crate) struct Run {
     /// signal that asks for an end cuts it short. Must be shorter than --lease less the margin.
     #[arg(long, value_name = "DUR", value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) hold_at_least: Duration,
+
+    /// What `who` shows beside the process, such as the name of the job: up to 40 characters of ASCII.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+
+    /// Write to this file by whom the exit status is: `command 1` or `lockkeeper 79`. Without it, 75 may be
+    /// either. The file is emptied at the start.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) status_file: Option<PathBuf>,
 
     /// Let the command see the store, as LOCKKEEPER_URL and its keys, or as LOCKKEEPER_CONFIG, so that
     /// another lockkeeper in it finds the same store. The URL's password goes along. If the command

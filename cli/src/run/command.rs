@@ -4,6 +4,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use rustix::process::{
 };
 
 use super::signals::{is_handled, is_proc_ours};
+use super::status_file::{self, Origin};
 use super::stderr::{self, Level};
 use crate::program::own_program;
 
@@ -21,7 +23,7 @@ use crate::program::own_program;
 pub(super) const CHILD: &str = "__child";
 /// The name of the helper processes in `ps`.
 pub(super) const OWN_NAME: &str = "lockkeeper";
-/// The argument after the parent's process id: no message is written.
+/// The argument after the parent's process id: no message is written. The file of --status-file comes next, or nothing.
 pub(super) const QUIET: &str = "quiet";
 const NOT_FOUND: u8 = 127;
 pub(super) const NOT_RUN: u8 = 126;
@@ -46,6 +48,7 @@ impl CommandProcess {
     pub(super) fn spawn_stopped(
         command: &[OsString],
         environment: Vec<(OsString, OsString)>,
+        status_file: Option<&Path>,
     ) -> io::Result<Self> {
         // Orphans of the group become children of this process, which can then wait for them.
         #[cfg(target_os = "linux")]
@@ -59,6 +62,7 @@ impl CommandProcess {
         child
             .arg0(OWN_NAME)
             .args([CHILD, &getpid().to_string(), messages])
+            .arg(status_file.unwrap_or(Path::new("")))
             .args(command)
             .process_group(0);
         // Settings may hold secrets, and only this program needs them.
@@ -211,7 +215,7 @@ impl Status {
 }
 
 /// Runs the process that becomes the command. `parent` is the process id of `run`.
-pub(super) fn main(parent: Option<i32>, command: &[OsString]) -> ExitCode {
+pub(super) fn main(parent: Option<i32>, status_file: &OsStr, command: &[OsString]) -> ExitCode {
     // The command must not outlive `run`, however `run` ends.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
@@ -243,6 +247,9 @@ pub(super) fn main(parent: Option<i32>, command: &[OsString]) -> ExitCode {
         _ => (NOT_RUN, "is it a program for this system?"),
     };
     stderr::warn(&format!("cannot run {shown}: {error}; {advice}"));
+    if !status_file.is_empty() {
+        status_file::write(status_file, Origin::Lockkeeper, code);
+    }
     ExitCode::from(code)
 }
 
@@ -255,8 +262,6 @@ fn is_file(program: &OsStr, path: Option<OsString>) -> bool {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::path::Path;
-
     use serial_test::serial;
 
     use super::*;

@@ -7,6 +7,7 @@
 //! ```
 //! - `start`: from the command line to the exit status
 //! - `opening`: the store, which may come up within --wait
+//! - `limits`: --timeout and --stop-after
 //! - `plan`: whether the times fit, and the deadlines of the command
 //! - `signals`: signals and renewals as one queue of events
 //! - `guard`: the lock or permit, as it is requested and as it is held
@@ -16,6 +17,7 @@
 //! - `terminal`: lending the terminal to the command
 //! - `supervisor`: what `run` does while the command runs
 //! - `watchdog`, with `poll`: the process that ends the command if `run` cannot
+//! - `status_file`: by whom the exit status is
 //! - `stderr`: writing to standard error without waiting for its reader
 
 // What must never be otherwise:
@@ -27,11 +29,13 @@ mod claim;
 mod command;
 mod guard;
 mod held;
+mod limits;
 mod opening;
 mod plan;
 mod poll;
 mod signals;
 mod start;
+mod status_file;
 mod stderr;
 mod supervisor;
 mod terminal;

@@ -19,7 +19,7 @@ const MAX_DEFAULT: Duration = Duration::from_secs(5);
 pub(super) struct Plan {
     pub(super) policy: LeasePolicy,
     on_lost: OnLost,
-    kill_after: Duration,
+    pub(super) kill_after: Duration,
     /// How long after the grant the lock is renewed, if that is limited.
     pub(super) max_hold: Option<Duration>,
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::unbounded;
+use lockkeeper::admin::set_process_label;
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{AcquireOptions, CancelToken, Capability, ErrorKind, LockKeeper, Released, Wait};
 use rustix::process::{Pid, Signal, kill_current_process_group};
@@ -18,10 +19,12 @@ use rustix::process::{Pid, Signal, kill_current_process_group};
 use super::command::{self, CHILD, CommandProcess, NOT_RUN, Status};
 use super::guard::{Guard, Request};
 use super::held::{ClaimWait, HeldLock};
+use super::limits::Limits;
 use super::opening::{self, Opened};
 use super::plan::Plan;
 use super::poll::POLL_INTERVAL;
 use super::signals::{end_by_signal, end_signal, hide_memory, listen};
+use super::status_file::{self, Origin};
 use super::stderr::{self, Level};
 use super::supervisor::{Ended, Supervisor};
 use super::terminal::{self, Terminal};
@@ -42,8 +45,9 @@ pub(crate) fn helper() -> Option<ExitCode> {
         if args.next()? == command::QUIET {
             stderr::set_level(Level::Quiet);
         }
+        let status_file = args.next()?;
         let command: Vec<_> = args.collect();
-        let status = command::main(parent, &command);
+        let status = command::main(parent, &status_file, &command);
         stderr::flush();
         return Some(status);
     }
@@ -62,35 +66,54 @@ pub(crate) fn main(args: &args::Run) -> ExitCode {
         (false, false) => Level::Normal,
     });
     hide_memory();
-    let end = run(args).unwrap_or_else(|failure| {
+    let cleared = args
+        .status_file
+        .as_deref()
+        .map_or(Ok(()), status_file::clear);
+    let end = cleared.and_then(|()| run(args)).unwrap_or_else(|failure| {
         match failure.code {
             // With --conflict-exit-code 0 a busy lock is no failure, and cron must not send a mail.
             0 => stderr::info(&failure.to_string()),
             _ => stderr::warn(&failure.to_string()),
         }
-        End::Code(failure.code)
+        End::ours(failure.code)
     });
-    stderr::flush();
-    match end {
-        End::Code(code) => ExitCode::from(code),
-        End::Key(signal) => {
-            end_by_signal(signal);
-            ExitCode::from(Status::Signal(signal.as_raw()).code())
-        }
+    if let Some(file) = &args.status_file {
+        status_file::write(file.as_os_str(), end.origin, end.code);
     }
+    stderr::flush();
+    if let Some(signal) = end.key {
+        end_by_signal(signal);
+    }
+    ExitCode::from(end.code)
 }
 
 /// How `run` ends.
 #[derive(Clone, Copy)]
-enum End {
-    Code(u8),
-    /// By the signal of a key at the terminal, such as Ctrl-C. The rest of the job has to see a death
-    /// by the signal: a shell script goes on after a program that exits with 130.
-    Key(Signal),
+struct End {
+    code: u8,
+    origin: Origin,
+    /// The signal of a key at the terminal, such as Ctrl-C. The rest of the job has to see a death by the signal: a
+    /// shell script goes on after a program that exits with 130.
+    key: Option<Signal>,
+}
+
+impl End {
+    /// Ends by a status of lockkeeper itself.
+    fn ours(code: u8) -> Self {
+        Self {
+            code,
+            origin: Origin::Lockkeeper,
+            key: None,
+        }
+    }
 }
 
 fn run(args: &args::Run) -> Result<End, Failure> {
     let request = Request::new(args)?;
+    if let Some(label) = &args.label {
+        set_process_label(label).map_err(Failure::usage)?;
+    }
     let (sender, events) = unbounded();
     let wait = CancelToken::new();
     let is_running = Arc::new(AtomicBool::new(false));
@@ -150,7 +173,7 @@ fn run(args: &args::Run) -> Result<End, Failure> {
             return Ok(interrupted(signal));
         }
         stderr::warn(&format!("{shown} is lost; its command was not run"));
-        return Ok(End::Code(LOST));
+        return Ok(End::ours(LOST));
     };
     // The command has ended, so signals are for this process again.
     is_running.store(false, Ordering::SeqCst);
@@ -164,14 +187,18 @@ fn run(args: &args::Run) -> Result<End, Failure> {
         // Only the release finds the loss: no renewal was due while the command ran.
         Some(Released::AlreadyLost) if plan.ends_on_loss() && !ended.lost && kept => {
             stderr::warn(&format!("{shown} was lost before the command had ended"));
-            Ok(End::Code(LOST))
+            Ok(End::ours(LOST))
         }
-        _ => Ok(ended.key.map_or(End::Code(ended.code), |signal| {
-            if ended.passes_key_on {
+        _ => {
+            if let Some(signal) = ended.key.filter(|_| ended.passes_key_on) {
                 let _ = kill_current_process_group(signal);
             }
-            End::Key(signal)
-        })),
+            Ok(End {
+                code: ended.code,
+                origin: ended.origin,
+                key: ended.key,
+            })
+        }
     }
 }
 
@@ -218,10 +245,12 @@ fn interrupted(signal: Signal) -> End {
     stderr::info(&format!(
         "signal {number} ended the wait; the command was not run"
     ));
-    if terminal::is_key(signal) && Terminal::find().is_some_and(|terminal| terminal.is_ours()) {
-        return End::Key(signal);
+    let is_key =
+        terminal::is_key(signal) && Terminal::find().is_some_and(|terminal| terminal.is_ours());
+    End {
+        key: is_key.then_some(signal),
+        ..End::ours(Status::Signal(number).code())
     }
-    End::Code(Status::Signal(number).code())
 }
 
 /// Returns the error for a lock that was not acquired in time. It names the holders, if the store knows them.
@@ -253,7 +282,9 @@ fn command(
     for (name, value) in held.request.variables(guard).into_iter().chain([deadline]) {
         environment.push((name.into(), value.into()));
     }
-    let process = CommandProcess::spawn_stopped(&args.command(), environment)
+    let status_file = args.status_file.as_deref();
+    let process = CommandProcess::spawn_stopped(&args.command(), environment, status_file)
         .map_err(|error| no_process(&error))?;
-    Ok(Supervisor::start(&process, watchdog, held).map(Supervisor::wait))
+    let limits = Limits::new(args);
+    Ok(Supervisor::start(&process, watchdog, held, limits).map(Supervisor::wait))
 }

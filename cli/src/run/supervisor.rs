@@ -5,18 +5,20 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use lockkeeper::LeasePolicy;
-use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 
 use super::command::{self, CommandProcess, State, Status};
 use super::held::HeldLock;
+use super::limits::{Limits, RunningLimits};
 use super::plan::{Deadlines, format_millis};
 use super::poll::POLL_INTERVAL;
 use super::signals::{Event, asks_for_end, is_ignored};
+use super::status_file::Origin;
 use super::stderr;
 use super::terminal::{self, Terminal};
 use super::watchdog::Watchdog;
-use crate::failure::LOST;
+use crate::failure::{LOST, TIMED_OUT};
 
 /// The number of polls for the end of a group that was killed. It limits polls, not time, since time
 /// passes while the host is suspended.
@@ -29,6 +31,7 @@ const STOPPED_FOR: Duration = Duration::from_millis(200);
 pub(super) struct Ended {
     /// The exit status of `run`.
     pub(super) code: u8,
+    pub(super) origin: Origin,
     /// Whether the lock was lost before the command had ended.
     pub(super) lost: bool,
     /// Whether a signal asked for an end, even if the command had ended already.
@@ -44,6 +47,7 @@ pub(super) struct Supervisor<'a> {
     command: &'a CommandProcess,
     watchdog: Watchdog,
     held: &'a HeldLock,
+    limits: RunningLimits,
     terminal: Option<Terminal>,
     wants_terminal: bool,
     /// Whether a stop was forwarded to the command, so that this process stops with it.
@@ -67,6 +71,7 @@ impl<'a> Supervisor<'a> {
         command: &'a CommandProcess,
         mut watchdog: Watchdog,
         held: &'a HeldLock,
+        limits: Limits,
     ) -> Option<Self> {
         // The host may have been suspended since the grant.
         let Some(deadlines) = held.deadlines_to_start() else {
@@ -79,6 +84,7 @@ impl<'a> Supervisor<'a> {
             watchdog,
             command,
             held,
+            limits: limits.start(SystemClock.now()),
             terminal: Terminal::find(),
             // A script that starts `run` with `&` keeps the terminal, and ignores INT here. A command
             // that ignores TTIN is not stopped when it reads, so it could not ask for the terminal.
@@ -100,7 +106,8 @@ impl<'a> Supervisor<'a> {
         Some(supervisor)
     }
 
-    /// Waits until the command has ended. If the lock is lost, waits until its whole group has ended.
+    /// Waits until the command has ended. If the lock is lost, or the command was being ended for another reason, waits
+    /// until its whole group has ended.
     pub(super) fn wait(mut self) -> Ended {
         loop {
             match self.command.poll() {
@@ -108,7 +115,9 @@ impl<'a> Supervisor<'a> {
                 State::Stopped(signal) => self.handle_stop(signal),
                 State::Running => {}
             }
-            let limit = self.check_lock();
+            let kill_after = self.held.plan.kill_after;
+            let next = (self.limits).check(self.command, kill_after, SystemClock.now());
+            let limit = self.check_lock().min(next);
             // An error is a time-out: the keeper's observer is a sender as long as the lock is held.
             if let Ok(event) = self.held.events.recv_timeout(limit) {
                 self.handle(event);
@@ -121,21 +130,14 @@ impl<'a> Supervisor<'a> {
         }
         let was_lent = self.terminal.as_mut().is_some_and(Terminal::take_back);
         let loss = self.lost.filter(|_| self.held.plan.ends_on_loss());
-        if loss.is_none() {
+        let kill = loss.map_or(HostInstant::NEVER, |deadlines| deadlines.kill);
+        let kill = kill.min(self.limits.kill);
+        if kill == HostInstant::NEVER {
             self.watchdog.dismiss();
         }
         let status = self.command.status();
-        if let Some(deadlines) = loss {
-            let mut polls = 0;
-            while !self.command.is_group_gone() && polls < MAX_POLLS {
-                // A poll that an event cut short does not count: the processes had no time to end.
-                let is_quiet = self.held.events.recv_timeout(POLL_INTERVAL).is_err();
-                if SystemClock.now() >= deadlines.kill {
-                    self.command.signal(Signal::KILL);
-                    polls += u32::from(is_quiet);
-                }
-            }
-            self.watchdog.dismiss();
+        if kill < HostInstant::NEVER {
+            self.end_group(kill);
         }
         if let (Some(terminal), Status::Signal(_)) = (&self.terminal, status) {
             terminal.restore();
@@ -146,13 +148,37 @@ impl<'a> Supervisor<'a> {
             loss.is_none() && (was_lent || was_received(key))
         });
         stderr::info(&format!("the command ended with {}", status.code()));
+        let (code, origin) = match (loss, self.limits.timed_out) {
+            (Some(_), _) => (LOST, Origin::Lockkeeper),
+            (None, true) => (TIMED_OUT, Origin::Lockkeeper),
+            (None, false) => (status.code(), Origin::Command),
+        };
         Ended {
-            code: loss.map_or(status.code(), |_| LOST),
+            code,
+            origin,
             lost: self.lost.is_some(),
             was_asked_to_end: !self.end_signals.is_empty() || key.is_some(),
             key,
             passes_key_on: !key.as_ref().is_some_and(was_received),
         }
+    }
+
+    /// Waits until the group has ended, which gets KILL at `kill`.
+    fn end_group(&mut self, kill: HostInstant) {
+        let mut polls = 0;
+        while !self.command.is_group_gone() && polls < MAX_POLLS {
+            // A poll that an event cut short does not count: the processes had no time to end.
+            let event = self.held.events.recv_timeout(POLL_INTERVAL);
+            if SystemClock.now() >= kill {
+                self.command.signal(Signal::KILL);
+                polls += u32::from(event.is_err());
+            }
+            // The watchdog must not take a lock that is renewed for a lost one.
+            if event == Ok(Event::Renewed) {
+                self.handle(Event::Renewed);
+            }
+        }
+        self.watchdog.dismiss();
     }
 
     /// Returns the signal by which the command ended, if a key at the terminal may have sent it.
@@ -217,6 +243,10 @@ impl<'a> Supervisor<'a> {
                 ..current
             },
         };
+        let deadlines = Deadlines {
+            kill: deadlines.kill.min(self.limits.kill_from(now)),
+            ..deadlines
+        };
         self.lost = Some(deadlines);
         let effect = if self.held.plan.ends_on_loss() {
             self.send_deadlines(deadlines);
@@ -254,8 +284,11 @@ impl<'a> Supervisor<'a> {
                 self.command.signal(Signal::TSTP);
             }
             Event::Signal(signal) => {
-                if asks_for_end(signal) && !self.end_signals.contains(&signal) {
-                    self.end_signals.push(signal);
+                if asks_for_end(signal) {
+                    self.limits.ask_for_end(SystemClock.now());
+                    if !self.end_signals.contains(&signal) {
+                        self.end_signals.push(signal);
+                    }
                 }
                 self.command.signal(signal);
                 if matches!(signal, Signal::TERM | Signal::HUP) {

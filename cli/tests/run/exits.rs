@@ -108,6 +108,7 @@ fn usage_is_64(rig: &Rig) {
         ("run -n --wait 1s a -- true", "--wait"),
         ("run --ttl 1s --lease 1s a -- true", "--lease"),
         ("run -E 256 a -- true", "256"),
+        ("run --label 자리 a -- true", "ASCII"),
         ("run --slots 0 a -- true", "1..=65535"),
         ("run --slots 2 --shared a -- true", "--shared"),
         ("run --slots 2 --also b a -- true", "--also"),
@@ -132,6 +133,9 @@ fn usage_is_64(rig: &Rig) {
         ("who --interval 1s", "--watch"),
         ("who --watch --interval 0", "100ms"),
         ("unlock a", "--force"),
+        ("unlock --force", "NAME"),
+        ("unlock --force --prefix a a", "--prefix"),
+        ("who --prefix a a", "--prefix"),
         ("unlock --force ", "empty"),
         ("doctor --bogus", "--bogus"),
         #[cfg(feature = "compare")]

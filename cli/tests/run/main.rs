@@ -17,6 +17,7 @@ mod configs;
 mod crowd;
 mod doctor;
 mod exits;
+mod limits;
 mod loss;
 #[cfg(target_os = "linux")]
 mod mode_claims;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         crowd::CASES,
         doctor::CASES,
         exits::CASES,
+        limits::CASES,
         loss::CASES,
         #[cfg(target_os = "linux")]
         mode_claims::CASES,

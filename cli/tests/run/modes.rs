@@ -3,7 +3,6 @@
 use std::process::Output;
 
 use lockkeeper_testkit::cases;
-use serde_json::Value;
 
 use crate::operate::{fits, out};
 use crate::rig::{Case, Rig, Running, code, contains, exits, fails, stderr_of};
@@ -50,14 +49,6 @@ fn holds(rig: &Rig) -> Vec<String> {
     texts
 }
 
-/// Returns every holder that `who --json` shows.
-fn holders(rig: &Rig, name: &str) -> Vec<Value> {
-    let output = rig.lockkeeper(&["who", "--json", name]).output().unwrap();
-    exits(&output, 0);
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    report["held"].as_array().unwrap().clone()
-}
-
 fn unlock(rig: &Rig, args: &[&str]) -> Output {
     let mut command = rig.lockkeeper(&["unlock", "--force", "--yes"]);
     command.args(args).output().unwrap()
@@ -69,7 +60,7 @@ fn shared_commands_run_beside_each_other(rig: &Rig) {
     let output = rig.run(&["-n", "a"], "touch started");
     exits(&output, 75);
     assert!(!rig.exists("started"));
-    let held = holders(rig, "a");
+    let held = rig.holders("a");
     assert_eq!(held.len(), 2, "{held:?}");
     for one in &held {
         assert_eq!(one["mode"], "shared", "{one}");
@@ -82,7 +73,7 @@ fn shared_commands_run_beside_each_other(rig: &Rig) {
     assert_eq!(rows.count(), 2, "{table}");
     rig.write("release", "");
     assert_eq!((first.code(), second.code()), (7, 7));
-    assert!(holders(rig, "a").is_empty(), "a lock is left");
+    assert!(rig.holders("a").is_empty(), "a lock is left");
 }
 
 fn commands_have_slots_of_their_own(rig: &Rig) {
@@ -101,7 +92,7 @@ fn commands_have_slots_of_their_own(rig: &Rig) {
     exits(&output, 75);
     // The lock of that name is free.
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
-    let held = holders(rig, "a");
+    let held = rig.holders("a");
     for (slot, one) in held.iter().enumerate() {
         assert_eq!(
             (&one["mode"], &one["slot"]),
@@ -145,7 +136,7 @@ fn unlock_frees_one_of_several_slots(rig: &Rig) {
     let output = unlock(rig, &["a", "--slot", "2"]);
     exits(&output, 0);
     contains(&out(&output), &["no such holder"]);
-    assert_eq!(holders(rig, "a").len(), 2, "one was freed");
+    assert_eq!(rig.holders("a").len(), 2, "one was freed");
     let output = unlock(rig, &["a", "--slot", "1"]);
     exits(&output, 0);
     assert!(
@@ -153,7 +144,7 @@ fn unlock_frees_one_of_several_slots(rig: &Rig) {
         "{}",
         out(&output)
     );
-    let held = holders(rig, "a");
+    let held = rig.holders("a");
     assert_eq!((held.len(), &held[0]["slot"]), (1, &0.into()), "{held:?}");
     rig.write("release", "");
     assert_eq!((first.code(), second.code()), (7, 79));
@@ -171,11 +162,11 @@ fn unlock_frees_one_reader_or_all(rig: &Rig) {
     let output = unlock(rig, &["a", "--pid", &pid]);
     exits(&output, 0);
     contains(&out(&output), &["Freed \"a\" (shared)."]);
-    assert_eq!(holders(rig, "a").len(), 2);
+    assert_eq!(rig.holders("a").len(), 2);
     let output = unlock(rig, &["a", "--mode", "shared", "--all"]);
     exits(&output, 0);
     contains(&out(&output), &["Freed 2 of 2 holds of"]);
-    assert!(holders(rig, "a").is_empty());
+    assert!(rig.holders("a").is_empty());
     rig.write("release", "");
     let codes = [first.code(), second.code(), third.code()];
     assert_eq!(codes, [79; 3]);

@@ -10,6 +10,7 @@ use crate::rig::{Case, Rig, Running, code, contains, exits, fails, stderr_of};
 pub(crate) const CASES: &[Case] = cases![
     who_shows_the_holder_within_80_columns,
     who_lists_all_namespaces_with_their_names,
+    prefix_and_name_are_tests_for_scripts,
     unlock_asks_for_confirmation,
     unlock_with_yes_frees_without_an_open_output,
     who_unlock_and_doctor_create_no_store,
@@ -92,6 +93,43 @@ fn who_lists_all_namespaces_with_their_names(rig: &Rig) {
     contains(&out(&table), &["\nelsewhere"]);
     rig.write("release", "");
     assert_eq!((first.code(), second.code()), (0, 0));
+}
+
+fn prefix_and_name_are_tests_for_scripts(rig: &Rig) {
+    let hold = |name: &str| {
+        let script = format!("touch {name}; until [ -e release ]; do sleep 0.05; done");
+        let holder = rig.start(&["--label", "the job", name], &script);
+        rig.until_file(name);
+        holder
+    };
+    let holders = [hold("seat1"), hold("seat2"), hold("other")];
+    let who = |args: &[&str]| {
+        let output = rig.lockkeeper(&[&["who"], args].concat()).output().unwrap();
+        (code(&output), out(&output))
+    };
+    let (status, seats) = who(&["--prefix", "seat"]);
+    assert_eq!(status, 0);
+    contains(&seats, &["seat1", "seat2", "[the job] pid"]);
+    assert!(!seats.contains("other"), "{seats}");
+    assert_eq!(rig.who("seat1")["label"], "the job");
+    assert_eq!(who(&["seat1"]).0, 0);
+    assert_eq!(who(&["seat3"]), (1, "\"seat3\" is not held.\n".to_owned()));
+    let (status, none) = who(&["--prefix", "stand"]);
+    assert_eq!((status, none.contains("\"stand\"")), (1, true), "{none}");
+    assert_eq!(who(&["--url", "redis://127.0.0.1:1", "seat1"]).0, 69);
+
+    let unlock = |args: &[&str]| {
+        let unlock = ["unlock", "--force", "--yes", "--prefix", "seat"];
+        rig.lockkeeper(&[&unlock, args].concat()).output().unwrap()
+    };
+    exits(&unlock(&[]), 64);
+    let freed = unlock(&["--all"]);
+    exits(&freed, 0);
+    contains(&out(&freed), &["Freed 2 of 2 holds of \"seat\"…"]);
+    assert_eq!(who(&["--prefix", "seat"]).0, 1);
+    assert_eq!(who(&["other"]).0, 0);
+    rig.write("release", "");
+    assert_eq!(holders.map(Running::code), [79, 79, 0]);
 }
 
 fn unlock_asks_for_confirmation(rig: &Rig) {

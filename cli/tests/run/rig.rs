@@ -230,12 +230,19 @@ impl Rig {
         self.until(name, || self.exists(name));
     }
 
-    /// Returns what `who --json` shows of `name`.
+    /// Returns what `who --json` shows of the first holder of `name`.
     pub(crate) fn who(&self, name: &str) -> Value {
+        self.holders(name).first().cloned().unwrap_or_default()
+    }
+
+    /// Returns what `who --json` shows of `name`.
+    pub(crate) fn holders(&self, name: &str) -> Vec<Value> {
         let output = self.lockkeeper(&["who", "--json", name]).output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        report["held"][0].clone()
+        let report: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{}", stderr_of(&output)));
+        let held = report["held"].as_array().unwrap().clone();
+        assert_eq!(code(&output), i32::from(held.is_empty()));
+        held
     }
 
     /// Waits until the store shows `count` processes that wait for `name`.

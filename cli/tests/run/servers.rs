@@ -41,7 +41,7 @@ fn on(kind: StoreKind) {
 fn all_verbs(url: &str) {
     let rig = Rig::on_server(url);
     let script = "echo $LOCKKEEPER_TOKEN > new; mv new held; while :; do sleep 0.2; done";
-    let holder = rig.start(&["a"], script);
+    let holder = rig.start(&["--label", "the job", "a"], script);
     rig.until_file("held");
     let busy = rig.run(&["-n", "a"], "touch started");
     exits(&busy, 75);
@@ -53,6 +53,8 @@ fn all_verbs(url: &str) {
     let is_null_or = |key: &str, value: Value| held[key].is_null() || held[key] == value;
     assert!(is_null_or("pid", pid.into()), "{held}");
     assert!(is_null_or("token", token.trim().into()), "{held}");
+    assert!(is_null_or("label", "the job".into()), "{held}");
+    assert_eq!(held["label"].is_null(), held["pid"].is_null(), "{held}");
     let all = rig.lockkeeper(&["who", "--all-namespaces"]).output();
     let all = out(&all.unwrap());
     fits(&all);
