@@ -1,6 +1,6 @@
 //! Real servers and a proxy that misbehaves, for the tests of lockkeeper's backends.
 //!
-//! [`RedisServer`], [`MySqlServer`], [`PostgresServer`] and [`EtcdServer`] start an installed server as a child
+//! [`RedisServer`], [`MySqlServer`], [`PostgresServer`], [`EtcdServer`] and [`ConsulServer`] start an installed server as a child
 //! process, on a free port of 127.0.0.1, in a throw-away folder. `scripts/servers` of the project's repository
 //! installs the servers. A server ends with its owner: at drop, at a panic, and also when the owner's process is
 //! killed.
@@ -25,6 +25,7 @@
 //! # Ok(()) }
 //! ```
 
+mod consul;
 mod daemon;
 mod etcd;
 mod find;
@@ -47,6 +48,7 @@ mod tls;
 mod until;
 mod watchdog;
 
+pub use consul::{ConsulCluster, ConsulKey, ConsulKind, ConsulOptions, ConsulServer};
 pub use daemon::Daemon;
 pub use etcd::{EtcdCluster, EtcdKey, EtcdKind, EtcdOptions, EtcdServer};
 #[cfg(feature = "mysql")]

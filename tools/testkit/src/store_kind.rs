@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "sqlite")]
 use crate::sqlite;
-use crate::{EtcdKind, etcd};
+use crate::{ConsulKind, EtcdKind, consul, etcd};
 #[cfg(feature = "mysql")]
 use crate::{MySqlKind, mysql};
 use crate::{PostgresKind, RedisKind, TestServer, postgres, redis};
@@ -33,6 +33,10 @@ pub enum StoreKind {
     Etcd(EtcdKind),
     /// Three members of an etcd cluster.
     EtcdCluster(EtcdKind),
+    /// A single Consul server.
+    Consul(ConsulKind),
+    /// Three servers of a Consul cluster.
+    ConsulCluster(ConsulKind),
 }
 
 impl StoreKind {
@@ -61,6 +65,8 @@ impl StoreKind {
             Self::Postgres(kind) => kind.name(),
             Self::Etcd(kind) => kind.name(),
             Self::EtcdCluster(_) => "etcd-cluster",
+            Self::Consul(kind) => kind.name(),
+            Self::ConsulCluster(_) => "consul-cluster",
         }
     }
 
@@ -77,6 +83,7 @@ impl StoreKind {
             Self::MySql(kind) => kind.ignored(),
             Self::Postgres(kind) => kind.ignored(),
             Self::Etcd(kind) | Self::EtcdCluster(kind) => kind.ignored(),
+            Self::Consul(kind) | Self::ConsulCluster(kind) => kind.ignored(),
         }
     }
 
@@ -96,6 +103,8 @@ impl StoreKind {
             Self::Postgres(kind) => postgres::start(kind),
             Self::Etcd(kind) => etcd::start(kind),
             Self::EtcdCluster(kind) => etcd::start_cluster(kind),
+            Self::Consul(kind) => consul::start(kind),
+            Self::ConsulCluster(kind) => consul::start_cluster(kind),
         }
     }
 }
@@ -128,5 +137,11 @@ impl From<PostgresKind> for StoreKind {
 impl From<EtcdKind> for StoreKind {
     fn from(kind: EtcdKind) -> Self {
         Self::Etcd(kind)
+    }
+}
+
+impl From<ConsulKind> for StoreKind {
+    fn from(kind: ConsulKind) -> Self {
+        Self::Consul(kind)
     }
 }
