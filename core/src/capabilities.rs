@@ -95,6 +95,8 @@ pub struct Capabilities {
     has: u32,
     min_ttl: Duration,
     ttl_step: Duration,
+    /// 0 is no least margin.
+    margin_divisor: u32,
     batch: usize,
     renewals: usize,
     parts: usize,
@@ -113,6 +115,7 @@ impl Capabilities {
             has: 0,
             min_ttl: Self::MIN_TTL,
             ttl_step: Duration::from_nanos(1),
+            margin_divisor: 0,
             batch: 1,
             renewals: 1,
             parts: 1,
@@ -139,6 +142,15 @@ impl Capabilities {
     #[must_use]
     pub const fn with_ttl_step(mut self, step: Duration) -> Self {
         self.ttl_step = step;
+        self
+    }
+
+    /// Sets the least margin: the ttl divided by `divisor`. It is for a store that only promises to keep a lease for a
+    /// part of its ttl, and frees the name by the end of the ttl. A guard is lost, and renewed, that much earlier. The
+    /// margin is never more than half of the ttl, so a divisor below 2 is one of 2.
+    #[must_use]
+    pub const fn with_least_margin(mut self, divisor: u32) -> Self {
+        self.margin_divisor = divisor;
         self
     }
 
@@ -196,6 +208,11 @@ impl Capabilities {
     /// Returns the unit of which every ttl of this store is a multiple.
     pub const fn ttl_step(&self) -> Duration {
         self.ttl_step
+    }
+
+    /// Returns the least margin of a guard with this ttl: how much earlier than the ttl the store may free the name.
+    pub fn least_margin(&self, ttl: Duration) -> Duration {
+        ttl.checked_div(self.margin_divisor).unwrap_or_default()
     }
 
     /// Returns how long a single attempt takes at most, with its repetition after a lost reply.

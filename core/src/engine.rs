@@ -161,7 +161,8 @@ impl Engine {
     /// Returns how much earlier than the store a guard calls itself lost.
     pub(crate) fn margin(&self, ttl: Duration) -> Duration {
         let default = (ttl / 10).min(Duration::from_secs(1));
-        self.settings.margin.unwrap_or(default).min(ttl / 2)
+        let margin = self.settings.margin.unwrap_or(default);
+        margin.max(self.capabilities.least_margin(ttl)).min(ttl / 2)
     }
 
     /// Adds the locks and the store to an error that concerns all names of a set.

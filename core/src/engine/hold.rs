@@ -154,7 +154,9 @@ impl Hold {
     /// fixed lease is not.
     fn next_renewal(&self, asked_at: HostInstant) -> Option<HostInstant> {
         let is_renewed = self.policy.is_renewed();
-        is_renewed.then_some(asked_at + self.policy.ttl() / 3)
+        let ttl = self.policy.ttl();
+        // A large margin still leaves time to repeat the renewal.
+        is_renewed.then_some(asked_at + (ttl / 3).min((ttl - self.margin) / 2))
     }
 
     /// Sets how long the keeper renews the lease for the guard that gets it at `now`.
@@ -358,6 +360,16 @@ mod tests {
             assert!(began.elapsed() < LIMIT, "{threads} threads should wait");
             thread::yield_now();
         }
+    }
+
+    /// A guard is lost half of its ttl after a renewal where the margin is that large.
+    #[test]
+    fn renewal_leaves_time_to_repeat_it_before_the_deadline() {
+        let now = ManualClock::new().now();
+        let mut hold = Hold::renewed(TTL, now);
+        assert_eq!(hold.next_renewal(now), Some(now + TTL / 3));
+        hold.margin = TTL / 2;
+        assert_eq!(hold.next_renewal(now), Some(now + TTL / 4));
     }
 
     /// The threads of [`Hold::wait_for_change`] wake once a second in any case, so another one has to be notified.

@@ -82,7 +82,7 @@ impl LockKeeperBuilder {
 
     /// Sets how much earlier than the store a guard calls itself lost. That covers the time between
     /// a check and the work after it, and clocks that run at different speeds. Default: a tenth of
-    /// the ttl, at most 1 s. Never more than half of the ttl.
+    /// the ttl, at most 1 s. Never less than what the store needs, and never more than half of the ttl.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.settings.margin = Some(margin);
         self

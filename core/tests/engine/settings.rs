@@ -27,7 +27,9 @@ impl StoreInfo for Operated {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new().with(Capability::Shared)
+        Capabilities::new()
+            .with(Capability::Shared)
+            .with_least_margin(20)
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -99,6 +101,11 @@ fn keeper_tells_its_settings_and_those_of_its_store() {
     assert_eq!(keeper.max_hold(), Some(9 * SECOND));
     assert_eq!(keeper.margin(SECOND), SECOND / 2);
     assert_eq!(keeper.margin(40 * SECOND), 3 * SECOND);
+    assert_eq!(
+        keeper.margin(200 * SECOND),
+        10 * SECOND,
+        "that of the store"
+    );
     assert_eq!(keeper.backend(), "operated");
     assert_eq!(keeper.location(), "operated://there");
     assert!(keeper.capabilities().has(Capability::Shared));
