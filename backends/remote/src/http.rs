@@ -23,8 +23,26 @@ const MAX_LINE: u64 = 64 << 10;
 pub struct HttpReply {
     /// The status code, such as 200.
     pub status: u16,
+    /// The headers, a line each.
+    pub head: String,
     /// The body.
     pub body: Vec<u8>,
+}
+
+impl HttpReply {
+    /// Returns the value of a header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut headers = self.head.lines().filter_map(|line| line.split_once(':'));
+        let found = headers.find(|(known, _)| known.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.trim())
+    }
+}
+
+/// What the head of a reply says.
+struct Head {
+    status: u16,
+    length: Length,
+    lines: String,
 }
 
 /// A connection to a server that speaks HTTP/1.1. Do not use it again after a failure: a reply may still
@@ -82,16 +100,25 @@ impl Http {
     /// Posts a body and reads the whole reply within `limit`.
     ///
     /// # Errors
+    /// As [`request`](Self::request).
+    pub fn post(&mut self, path: &str, body: &[u8], limit: Duration) -> Result<HttpReply, Failure> {
+        self.request("POST", path, body, limit)
+    }
+
+    /// Makes a request with a body, which may be empty, and reads the whole reply within `limit`.
+    ///
+    /// # Errors
     /// [`Failure::NotSent`] or [`Failure::Closed`] if the server cannot have read the request, else
     /// [`Failure::Unanswered`].
-    pub fn post(&mut self, path: &str, body: &[u8], limit: Duration) -> Result<HttpReply, Failure> {
-        let (status, length) = self.send(path, body, limit)?;
-        let body = match length {
-            Length::Bytes(count) => self.read_bytes(count),
-            Length::Chunked => self.read_chunks(),
-        };
-        let body = body.map_err(|error| self.unread(error))?;
-        Ok(HttpReply { status, body })
+    pub fn request(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+        limit: Duration,
+    ) -> Result<HttpReply, Failure> {
+        let head = self.send(method, path, body, limit)?;
+        self.read_body(head).map_err(|error| self.unread(error))
     }
 
     /// Posts a body, and reads the head of an endless reply within `limit`. [`next_chunk`](Self::next_chunk) reads
@@ -105,14 +132,12 @@ impl Http {
         body: &[u8],
         limit: Duration,
     ) -> Result<Option<HttpReply>, Failure> {
-        let (status, length) = self.send(path, body, limit)?;
-        let body = match length {
-            Length::Bytes(count) => self.read_bytes(count),
-            Length::Chunked if status != 200 => self.read_chunks(),
-            Length::Chunked => return Ok(None),
-        };
-        let body = body.map_err(|error| self.unread(error))?;
-        Ok(Some(HttpReply { status, body }))
+        let head = self.send("POST", path, body, limit)?;
+        if head.status == 200 && matches!(head.length, Length::Chunked) {
+            return Ok(None);
+        }
+        let reply = self.read_body(head);
+        reply.map(Some).map_err(|error| self.unread(error))
     }
 
     /// Waits for the next part of a stream, within `limit` if there is one. Returns `None` at the
@@ -131,10 +156,16 @@ impl Http {
         chunk.map_err(|error| self.unread(error))
     }
 
-    /// Sends a request and reads the head of the reply: the status and the length of the body.
-    fn send(&mut self, path: &str, body: &[u8], limit: Duration) -> Result<(u16, Length), Failure> {
+    /// Sends a request and reads the head of the reply.
+    fn send(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+        limit: Duration,
+    ) -> Result<Head, Failure> {
         let mut request = format!(
-            "POST {path} HTTP/1.1\r\n{}Content-Length: {}\r\n\r\n",
+            "{method} {path} HTTP/1.1\r\n{}Content-Length: {}\r\n\r\n",
             self.common,
             body.len()
         )
@@ -154,7 +185,7 @@ impl Http {
         head.map_err(|error| self.unread(error))
     }
 
-    fn read_head(&mut self) -> io::Result<(u16, Length)> {
+    fn read_head(&mut self) -> io::Result<Head> {
         let line = self.read_line()?;
         let status = line
             .strip_prefix("HTTP/1.")
@@ -164,12 +195,18 @@ impl Http {
         if let Some(tls) = &self.tls {
             tls.store(true, Ordering::Relaxed);
         }
-        let mut length = Length::Bytes(0);
+        let (mut length, mut lines) = (Length::Bytes(0), String::new());
         loop {
             let line = self.read_line()?;
             let Some((name, value)) = line.split_once(':') else {
-                return Ok((status, length));
+                return Ok(Head {
+                    status,
+                    length,
+                    lines,
+                });
             };
+            lines.push_str(&line);
+            lines.push('\n');
             if name.eq_ignore_ascii_case("content-length") {
                 let count = value.trim().parse().ok();
                 length = Length::Bytes(count.filter(|it| *it <= MAX_REPLY).ok_or_else(bad)?);
@@ -179,6 +216,17 @@ impl Http {
                 self.is_last |= value.trim().eq_ignore_ascii_case("close");
             }
         }
+    }
+
+    fn read_body(&mut self, head: Head) -> io::Result<HttpReply> {
+        Ok(HttpReply {
+            body: match head.length {
+                Length::Bytes(count) => self.read_bytes(count)?,
+                Length::Chunked => self.read_chunks()?,
+            },
+            status: head.status,
+            head: head.lines,
+        })
     }
 
     fn read_bytes(&mut self, count: usize) -> io::Result<Vec<u8>> {

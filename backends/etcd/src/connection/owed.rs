@@ -82,6 +82,7 @@ fn reply_in(read: &[u8]) -> io::Result<Option<HttpReply>> {
         count if count > length || is_last => Err(bad()),
         _ => Ok(Some(HttpReply {
             status,
+            head: head.to_owned(),
             body: body.to_vec(),
         })),
     }
