@@ -23,9 +23,18 @@ impl Key {
         Self(format!("namespace/{topic}"))
     }
 
-    /// Returns the key that a store has listed. The text is that of [`as_str`](Self::as_str).
-    pub fn listed(text: impl Into<String>) -> Self {
-        Self(text.into())
+    /// Returns the key of which an entry contains the text.
+    pub(crate) fn read(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// Returns the name, and whether the key is that of its semaphore. `None` if the entry belongs to the namespace.
+    pub(crate) fn name(&self) -> Option<(&str, bool)> {
+        match self.0.split_once('/')? {
+            ("lock", name) => Some((name, false)),
+            ("permits", name) => Some((name, true)),
+            _ => None,
+        }
     }
 
     /// Returns the text: a kind without a slash, a slash, and the name as it is: up to 530 bytes of any UTF-8.

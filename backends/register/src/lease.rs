@@ -1,7 +1,9 @@
 //! What a provider remembers of a grant.
 
+use std::time::Duration;
+
 use crate::key::Key;
-use crate::store::SessionId;
+use crate::store::{SessionId, Version};
 
 /// A grant of a [`RegisterStore`](crate::RegisterStore).
 #[derive(Debug)]
@@ -10,6 +12,10 @@ pub struct RegisterLease {
     pub(crate) owner: String,
     pub(crate) epoch: u64,
     pub(crate) session: SessionId,
+    /// The ttl of the session.
+    pub(crate) ttl: Duration,
+    /// The version of the entry in which this lease was alone, and no request waited. A release needs no read then.
+    pub(crate) alone_at: Option<Version>,
 }
 
 impl RegisterLease {

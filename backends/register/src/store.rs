@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{CancelToken, Error, Finding, HostInstant, Proof, StoreInfo};
+use lockkeeper_core::{CancelToken, Error, Finding, HostInstant, LeaseVerifier, Proof, StoreInfo};
 #[cfg(doc)]
 use lockkeeper_core::{Capabilities, ErrorKind};
 
@@ -70,11 +70,11 @@ pub trait RegisterStore: StoreInfo {
         None
     }
 
-    /// Lists the entries of the namespace with their keys, in any order.
+    /// Lists the entries of the namespace, in any order. Their values contain their keys.
     ///
     /// # Errors
     /// See [`RegisterStore`].
-    fn list(&self, call: Call<'_>) -> Result<Vec<(Key, Entry)>, Error>;
+    fn list(&self, call: Call<'_>) -> Result<Vec<Entry>, Error>;
 
     /// Checks for settings and states that are known to break locks on this kind of store:
     /// [`Admin::examine`](lockkeeper_core::Admin::examine). There is at least one finding.
@@ -82,6 +82,13 @@ pub trait RegisterStore: StoreInfo {
     /// # Errors
     /// Only if the store could not be asked at all.
     fn examine(&self, call: Call<'_>) -> Result<Vec<Finding>, Error>;
+
+    /// Receives the handle by which the store asks a keeper to verify its leases, if it notices that sessions may have
+    /// ended: [`Backend::watch_leases`](lockkeeper_core::Backend::watch_leases). The provider itself notices what an
+    /// operator takes away, by [`wait`](Self::wait). The default drops the handle.
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        drop(verifier);
+    }
 
     /// Returns the SQL that proves a lease in a transaction of the application:
     /// [`Backend::proof`](lockkeeper_core::Backend::proof). `None` if the store has no such SQL.

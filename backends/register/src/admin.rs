@@ -1,0 +1,107 @@
+//! The interface for operators.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::{Duration, UNIX_EPOCH};
+
+use lockkeeper_core::{Admin, Error, Finding, HeldName, Holder, HostInstant, LockName, Mode};
+
+use crate::entry::{Contents, Lease};
+use crate::key::Key;
+use crate::register::Register;
+use crate::store::{Call, Read, RegisterStore};
+use crate::watch::{evictions, signal};
+
+impl<S: RegisterStore> fmt::Debug for Register<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Register").field(&self.store).finish()
+    }
+}
+
+impl<S: RegisterStore> Admin for Register<S> {
+    fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
+        let call = Call {
+            deadline,
+            cancel: None,
+        };
+        let entries = match name {
+            Some(name) => {
+                let keys = [Mode::Exclusive, Mode::Permit { limit: 1 }];
+                let keys = keys.map(|mode| Key::of(name, mode));
+                let keys = &keys.each_ref()[..];
+                let read = Read {
+                    keys,
+                    ..Read::default()
+                };
+                let entries = self.store.read(&read, call)?.entries;
+                entries.into_iter().flatten().collect()
+            }
+            None => self.store.list(call)?,
+        };
+        let contents = entries.iter().map(|entry| Contents::read(&entry.value));
+        let mut contents = contents.collect::<Result<Vec<_>, _>>()?;
+        let ended = self.ended_of(contents.iter(), call)?;
+        let ended: BTreeSet<_> = ended.iter().collect();
+        let mut held = Vec::new();
+        for contents in &mut contents {
+            contents.end(|session| ended.contains(session));
+            let key = Key::read(&contents.key);
+            if let Some((name, _)) = key.name() {
+                let leases = contents.leases.iter();
+                held.extend(leases.map(|lease| held_name(name, lease, contents.queue.len())));
+            }
+        }
+        held.sort_by(|a, b| (&a.name, a.slot, a.epoch).cmp(&(&b.name, b.slot, b.epoch)));
+        Ok(held)
+    }
+
+    /// Removes the lease, and signals that to the keepers, where the store notifies.
+    fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
+        let call = Call {
+            deadline,
+            cancel: None,
+        };
+        let key = Key::of(&LockName::new(&*held.name)?, held.mode);
+        if !self.withdraw(&key, &held.mark, false, call)? {
+            return Ok(false);
+        }
+        let key = evictions();
+        loop {
+            let keys = &[&key];
+            let read = Read {
+                keys,
+                ..Read::default()
+            };
+            let view = self.store.read(&read, call)?;
+            let seen = view.entries.into_iter().next().flatten();
+            let seen = seen.map(|entry| entry.version);
+            if signal(&*self.store, &key, seen, call)?.is_some() {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
+        self.store.examine(Call {
+            deadline,
+            cancel: None,
+        })
+    }
+}
+
+fn held_name(name: &str, lease: &Lease, waiting: usize) -> HeldName {
+    HeldName {
+        mode: lease.mode,
+        slot: lease.mode.is_permit().then_some(lease.slot),
+        holder: Holder {
+            host: Some(lease.host.clone()),
+            pid: Some(lease.pid),
+            thread: Some(lease.thread.clone()).filter(|it| !it.is_empty()),
+            since: UNIX_EPOCH.checked_add(Duration::from_millis(lease.since)),
+            session: Some(lease.session.clone()),
+        },
+        epoch: Some(lease.epoch),
+        waiting: u64::try_from(waiting).ok(),
+        ..HeldName::new(name, &*lease.owner)
+    }
+}

@@ -1,0 +1,139 @@
+//! The function that decides: from an entry and a request to a new entry and an answer. It has no clock and does no I/O;
+//! `tests/model/` runs it under a model checker.
+//!
+//! First come, first served, whatever the modes: a request is granted if no earlier request waits, and the holders admit
+//! it. An entry with a free name may still have waiters. The first of them takes the name by its own write, so nothing is
+//! reserved for it. If it does not, others see an entry that stays the same although its first waiter could be granted.
+//! After a while by their own clocks they remove that waiter, which queues again if it still lives.
+
+use lockkeeper_core::Mode;
+
+use crate::entry::{Contents, Lease, MAX_LEASES, MAX_WAITERS, Waiter};
+use crate::key::Key;
+use crate::store::SessionId;
+
+/// An attempt to acquire a name.
+#[derive(Debug)]
+pub(crate) struct Attempt<'a> {
+    pub(crate) key: &'a Key,
+    /// The lease that is added with the grant, which sets its epoch and slot.
+    pub(crate) lease: Lease,
+    /// Whether the request queues if it is not granted.
+    pub(crate) enters: bool,
+    /// The epoch is not smaller than this.
+    pub(crate) least_epoch: u64,
+}
+
+/// What an attempt is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The entry has a lease of this owner.
+    Granted { epoch: u64, slot: u32 },
+    /// Another holder has the name, or an earlier request waits.
+    Waits {
+        /// The number of earlier waiters.
+        ahead: usize,
+        /// Whether the first of them could be granted.
+        is_unclaimed: bool,
+    },
+    /// Permits of this other limit are held.
+    Mismatch { held: u32 },
+}
+
+/// Decides an attempt. The new contents are `None` if the entry stays as it is.
+///
+/// The leases and waiters of `ended` sessions count as removed. If `skips_first`, the first waiter is removed if it could
+/// be granted.
+pub(crate) fn attempt(
+    found: Option<&Contents>,
+    attempt: &Attempt<'_>,
+    ended: impl Fn(&SessionId) -> bool,
+    skips_first: bool,
+) -> (Option<Contents>, Answer) {
+    let Attempt { key, lease, .. } = attempt;
+    let mut next = match found {
+        Some(found) => found.clone(),
+        None => Contents::free(key, 0),
+    };
+    next.end(ended);
+    if let Some(own) = next.lease(&lease.owner) {
+        let (epoch, slot) = (own.epoch, own.slot);
+        return (None, Answer::Granted { epoch, slot });
+    }
+    let is_own = |waiter: &Waiter| waiter.owner == lease.owner;
+    let is_unclaimed = |next: &Contents| {
+        let first = next.queue.first().filter(|first| !is_own(first));
+        first.is_some_and(|first| matches!(admit(&next.leases, first.mode), Ok(Some(_))))
+    };
+    let skipped = skips_first && is_unclaimed(&next);
+    if skipped {
+        next.queue.remove(0);
+    }
+    let position = next.queue.iter().position(is_own);
+    let ahead = position.unwrap_or(next.queue.len());
+    match admit(&next.leases, lease.mode) {
+        Err(held) => {
+            next.queue.retain(|waiter| !is_own(waiter));
+            let is_changed = skipped || position.is_some();
+            (is_changed.then_some(next), Answer::Mismatch { held })
+        }
+        Ok(Some(slot)) if ahead == 0 => {
+            let epoch = attempt.least_epoch.max(next.last + 1);
+            let lease = Lease {
+                epoch,
+                slot,
+                ..lease.clone()
+            };
+            next.queue.retain(|waiter| !is_own(waiter));
+            next.last = epoch;
+            next.leases.push(lease);
+            (Some(next), Answer::Granted { epoch, slot })
+        }
+        Ok(_) => {
+            let enters = attempt.enters && position.is_none() && ahead < MAX_WAITERS;
+            if enters {
+                next.queue.push(Waiter {
+                    owner: lease.owner.clone(),
+                    mode: lease.mode,
+                    session: lease.session.clone(),
+                });
+            }
+            let is_unclaimed = is_unclaimed(&next);
+            let answer = Answer::Waits {
+                ahead,
+                is_unclaimed,
+            };
+            ((enters || skipped).then_some(next), answer)
+        }
+    }
+}
+
+/// Removes the lease and the place of an owner. `None` if it has neither.
+pub(crate) fn remove(found: &Contents, owner: &str) -> Option<Contents> {
+    let mut next = found.clone();
+    next.leases.retain(|lease| lease.owner != owner);
+    next.queue.retain(|waiter| waiter.owner != owner);
+    (next != *found).then_some(next)
+}
+
+/// Returns the slot of a grant in `mode` beside these leases, or `None` if they do not admit it.
+///
+/// # Errors
+/// The limit of the permits that are held, if it is another one.
+fn admit(leases: &[Lease], mode: Mode) -> Result<Option<u32>, u32> {
+    match mode {
+        Mode::Exclusive => Ok(leases.is_empty().then_some(0)),
+        Mode::Shared => {
+            let is_shared = |lease: &Lease| lease.mode == Mode::Shared;
+            let is_admitted = leases.iter().all(is_shared) && leases.len() < MAX_LEASES;
+            Ok(is_admitted.then_some(0))
+        }
+        Mode::Permit { limit } => {
+            let mut limits = leases.iter().filter_map(|lease| lease.mode.limit());
+            match limits.find(|held| *held != limit) {
+                Some(held) => Err(held),
+                None => Ok((0..limit).find(|slot| leases.iter().all(|it| it.slot != *slot))),
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Ends the leases that were not renewed in time, while other leases keep the shared session alive, and does what else is
+//! due now and then.
+//!
+//! A fixed lease, or that of a leaked guard, is no longer renewed while its process lives on. One thread removes it from
+//! its entry at its own end. When the process is gone, the session ends with all leases.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use lockkeeper_core::{Clock, Error, HostInstant, Timer};
+use parking_lot::Mutex;
+
+use crate::exchange::{Others, Task, Verb};
+use crate::key::Key;
+use crate::register::Register;
+use crate::store::{Call, RegisterStore, SessionId};
+use crate::sweep::KEPT;
+
+/// How often a provider removes the entries of names that it has released.
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
+/// How often a provider looks for what dead processes have left, at the most.
+const LOOK_EVERY: Duration = Duration::from_secs(900);
+/// The pause after a request that failed.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The leases of a provider with their ends, and the thread that removes them.
+pub(crate) struct Expiry {
+    clock: Arc<dyn Clock>,
+    timer: Timer,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// By their owners.
+    leases: HashMap<String, End>,
+    /// When to remove own entries next, and those of dead processes.
+    sweep_at: HostInstant,
+    look_at: HostInstant,
+    next: HostInstant,
+}
+
+/// The end of a lease.
+#[derive(Clone, Debug)]
+struct End {
+    key: Key,
+    ends: HostInstant,
+    /// `None` if the lease, or the place of a waiter, is only to be removed.
+    session: Option<SessionId>,
+}
+
+impl Expiry {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
+        let never = HostInstant::NEVER;
+        Self {
+            timer: Timer::new(Arc::clone(&clock)),
+            clock,
+            state: Mutex::new(State {
+                leases: HashMap::new(),
+                sweep_at: never,
+                look_at: never,
+                next: never,
+            }),
+        }
+    }
+
+    /// Starts the thread, which ends when the provider does.
+    pub(crate) fn start<S: RegisterStore>(register: &Arc<Register<S>>) -> Result<(), Error> {
+        let weak = Arc::downgrade(register);
+        let run = move |_| Weak::upgrade(&weak).map(|register| register.end_due());
+        register.expiry.timer.start("lockkeeper-register", run)
+    }
+
+    /// Adds a granted lease, or a place that is to be removed, which has no session.
+    pub(crate) fn enter(&self, key: &Key, owner: &str, session: Option<&str>, ends: HostInstant) {
+        let end = End {
+            key: key.clone(),
+            ends,
+            session: session.map(str::to_owned),
+        };
+        let mut state = self.state.lock();
+        state.leases.insert(owner.to_owned(), end);
+        let mut due = ends;
+        if session.is_some() && state.look_at == HostInstant::NEVER {
+            let now = self.clock.now();
+            state.look_at = now + LOOK_EVERY.mul_f64(fastrand::f64());
+            state.sweep_at = state.sweep_at.min(now + KEPT);
+            due = due.min(state.look_at).min(state.sweep_at);
+        }
+        if due < state.next {
+            state.next = due;
+            self.timer.note(due);
+        }
+    }
+
+    /// Moves the end of a lease to a later time. Returns false if the lease has ended.
+    pub(crate) fn renew(&self, owner: &str, now: HostInstant, ttl: Duration) -> bool {
+        let mut state = self.state.lock();
+        let lease = state.leases.get_mut(owner);
+        let lease = lease.filter(|it| it.session.is_some() && now < it.ends);
+        lease
+            .map(|lease| lease.ends = lease.ends.max(now + ttl))
+            .is_some()
+    }
+
+    /// Forgets a lease that was released.
+    pub(crate) fn remove(&self, owner: &str) {
+        self.state.lock().leases.remove(owner);
+    }
+
+    /// Returns the sessions of all leases.
+    pub(crate) fn sessions(&self) -> Vec<SessionId> {
+        let state = self.state.lock();
+        let sessions = state.leases.values();
+        sessions.filter_map(|it| it.session.clone()).collect()
+    }
+}
+
+impl<S: RegisterStore> Register<S> {
+    /// Does what is due, and returns when something is due next.
+    fn end_due(&self) -> HostInstant {
+        let now = self.now();
+        let mut state = self.expiry.state.lock();
+        let over = state.leases.extract_if(|_, lease| lease.ends <= now);
+        let over: Vec<(String, End)> = over.collect();
+        let (sweeps, looks) = (state.sweep_at <= now, state.look_at <= now);
+        if sweeps {
+            state.sweep_at = now + SWEEP_EVERY;
+        }
+        if looks {
+            // The next grant schedules it again.
+            state.look_at = HostInstant::NEVER;
+        }
+        drop(state);
+        for over in over.chunks(self.batch()) {
+            self.end(over, self.background_call());
+        }
+        if sweeps {
+            self.remove_own(KEPT, self.background_call());
+        }
+        if looks {
+            // The next look follows.
+            let _ = self.remove_abandoned(self.background_call());
+        }
+        let mut state = self.expiry.state.lock();
+        if self.freed.is_empty() && state.look_at == HostInstant::NEVER {
+            state.sweep_at = HostInstant::NEVER;
+        }
+        let due = [state.sweep_at, state.look_at];
+        let due = due
+            .into_iter()
+            .chain(state.leases.values().map(|lease| lease.ends));
+        state.next = due.min().unwrap_or(HostInstant::NEVER);
+        state.next
+    }
+
+    /// Removes what only waits for another attempt to remove it, at the end of the provider.
+    pub(crate) fn end_pending(&self, call: Call<'_>) {
+        let mut state = self.expiry.state.lock();
+        let pending = state.leases.extract_if(|_, lease| lease.session.is_none());
+        let pending: Vec<_> = pending.collect();
+        drop(state);
+        for pending in pending.chunks(self.batch()) {
+            self.end(pending, call);
+        }
+    }
+
+    /// Removes leases that have ended.
+    fn end(&self, over: &[(String, End)], call: Call<'_>) {
+        let task = |(owner, end): &'_ (String, End)| (owner.clone(), end.key.clone());
+        let names: Vec<_> = over.iter().map(task).collect();
+        let tasks = names.iter().map(|(owner, key)| Task {
+            key,
+            owner,
+            verb: Verb::Remove {
+                lease: None,
+                settles: false,
+            },
+        });
+        let mut tasks: Vec<_> = tasks.collect();
+        let answers = self.carry_out(&mut tasks, &mut Others::new(), call);
+        for ((owner, key), answer) in names.iter().zip(answers) {
+            if !matches!(answer, Some(Ok(_))) {
+                self.expiry
+                    .enter(key, owner, None, self.now() + RETRY_AFTER);
+            }
+        }
+    }
+
+    /// Returns the bounds of a call for which no caller waits.
+    pub(crate) fn background_call(&self) -> Call<'static> {
+        let limit = self.store.capabilities().attempt_limit();
+        Call {
+            deadline: self.now() + limit,
+            cancel: None,
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The provider.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_utils::sync::Parker;
+use lockkeeper_core::{
+    AcquireRequest, Admin, AttemptRequest, Backend, Capabilities, Capability, Clock, Error, Grant,
+    HostInstant, LeaseVerifier, LockName, Operation, Proof, ReleaseRequest, Released, RenewRequest,
+    Renewal, StoreInfo, TransactionLockSql, Usage,
+};
+
+use crate::entry::MAX_LEASES;
+use crate::exchange::{Answered, Others, Task, Verb, unexpected};
+use crate::expiry::Expiry;
+use crate::key::Key;
+use crate::lease::RegisterLease;
+use crate::register::{Register, owner_text};
+use crate::store::{Call, RegisterStore};
+use crate::watch;
+
+/// Grants locks in a store that reads entries, and writes them under a condition.
+///
+/// A free name costs a read, a write, and a write of the release. A name that the same provider has released last needs no
+/// read. A session is kept every 0.5 s while names are acquired, in the same request as a read.
+///
+/// # Limits
+/// - A semaphore has at most 100 permits, and a name at most 100 shared leases. A name has at most 150 waiting processes in
+///   its queue. Further ones wait outside of it.
+/// - A name that is stopped by its first waiter is free for the next one after less than two seconds.
+/// - If a store does not notify, each waiting process polls. The first one polls every 4 to 100 ms, and the others less
+///   often.
+/// - Do not use it on both sides of a fork; open it after forking.
+pub struct RegisterProvider<S: RegisterStore> {
+    register: Arc<Register<S>>,
+}
+
+impl<S: RegisterStore> RegisterProvider<S> {
+    /// Makes a provider on a store, with the clock of its keepers. A thread ends leases that are no longer renewed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the system starts no thread.
+    pub fn new(store: S, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+        let parker = Parker::new();
+        let register = Register::new(store, clock, parker.unparker().clone());
+        let register = Arc::new(register);
+        Expiry::start(&register)?;
+        watch::start(&register, parker)?;
+        Ok(Self { register })
+    }
+
+    /// Returns the store.
+    pub fn store(&self) -> &S {
+        &self.register.store
+    }
+
+    fn call(&self, deadline: HostInstant) -> Call<'static> {
+        Call {
+            deadline,
+            cancel: None,
+        }
+    }
+}
+
+impl<S: RegisterStore> fmt::Debug for RegisterProvider<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RegisterProvider")
+            .field(self.store())
+            .finish()
+    }
+}
+
+impl<S: RegisterStore> StoreInfo for RegisterProvider<S> {
+    fn backend(&self) -> &'static str {
+        self.store().backend()
+    }
+
+    fn location(&self) -> String {
+        self.store().location()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let capabilities = self.store().capabilities();
+        let limit = u32::try_from(MAX_LEASES).unwrap_or(u32::MAX);
+        capabilities
+            .with(Capability::Shared)
+            .with(Capability::Permits)
+            .with_max_permits(limit)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.store().usage()
+    }
+
+    fn server(&self) -> Option<String> {
+        self.store().server()
+    }
+
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(&*self.register)
+    }
+
+    fn transaction_lock(&self, name: &LockName, wait: Duration) -> Option<TransactionLockSql> {
+        self.store().transaction_lock(name, wait)
+    }
+
+    fn note_transaction_epoch(&self, epoch: u64) {
+        self.store().note_transaction_epoch(epoch);
+    }
+}
+
+impl<S: RegisterStore> Backend for RegisterProvider<S> {
+    type Lease = RegisterLease;
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<RegisterLease>>, Error> {
+        if let Some(deadline) = request.deadline() {
+            return self.register.wait(request, deadline);
+        }
+        let limit = self.store().capabilities().attempt_limit();
+        let attempt = AttemptRequest {
+            request,
+            deadline: request.end().min(request.now() + limit),
+            answer: None,
+        };
+        let mut one = [Operation::Acquire(attempt)];
+        self.batch(&mut one);
+        match one {
+            [Operation::Acquire(it)] => it.answer.unwrap_or_else(|| Err(unexpected())),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        let key = Key::of(request.name(), request.mode());
+        let owner = owner_text(request.owner());
+        let (register, call) = (&self.register, self.call(request.end()));
+        if register.withdraw(&key, &owner, true, call).is_err() {
+            // What is written late is removed when its lease would end.
+            let ends = request.now() + request.ttl();
+            register.expiry.enter(&key, &owner, None, ends);
+        }
+    }
+
+    fn renew(
+        &self,
+        lease: &mut RegisterLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        RenewRequest::new(lease, ttl, deadline).alone(|one| self.batch(one))
+    }
+
+    fn release(&self, lease: &mut RegisterLease, deadline: HostInstant) -> Result<Released, Error> {
+        ReleaseRequest::new(lease, deadline).alone(|one| self.batch(one))
+    }
+
+    fn batch(&self, batch: &mut [Operation<'_, RegisterLease>]) {
+        let Some(deadline) = batch.iter().map(Operation::deadline).max() else {
+            return;
+        };
+        // A cancel ends the whole call, so only a single operation can be cancelled.
+        let cancel = match batch {
+            [Operation::Acquire(single)] => single.request.cancel(),
+            _ => None,
+        };
+        let asked = batch.iter().map(|operation| match operation {
+            Operation::Acquire(it) => {
+                let key = Key::of(it.request.name(), it.request.mode());
+                (key, owner_text(it.request.owner()))
+            }
+            Operation::Renew(it) => (it.lease.key.clone(), it.lease.owner.clone()),
+            Operation::Release(it) => (it.lease.key.clone(), it.lease.owner.clone()),
+        });
+        let asked: Vec<(Key, String)> = asked.collect();
+        let tasks = batch.iter().zip(&asked);
+        let tasks = tasks.map(|(operation, (key, owner))| match operation {
+            Operation::Acquire(it) => self.register.task(key, owner, it.request),
+            Operation::Renew(it) => Task {
+                key,
+                owner,
+                verb: Verb::Renew {
+                    lease: &*it.lease,
+                    ttl: it.ttl,
+                },
+            },
+            Operation::Release(it) => Task {
+                key,
+                owner,
+                verb: Verb::Remove {
+                    lease: Some(&*it.lease),
+                    settles: false,
+                },
+            },
+        });
+        let mut tasks: Vec<_> = tasks.collect();
+        let call = Call { deadline, cancel };
+        let answers = self
+            .register
+            .carry_out(&mut tasks, &mut Others::new(), call);
+        for (operation, answer) in batch.iter_mut().zip(answers) {
+            self.answer(operation, answer.unwrap_or_else(|| Err(unexpected())));
+        }
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.store().watch_leases(verifier.clone());
+        self.register.verifiers.add(verifier);
+    }
+
+    fn proof(&self, lease: &RegisterLease) -> Option<Proof> {
+        self.store().proof(lease)
+    }
+}
+
+impl<S: RegisterStore> RegisterProvider<S> {
+    /// Sets the answer of an operation.
+    fn answer(
+        &self,
+        operation: &mut Operation<'_, RegisterLease>,
+        answer: Result<Answered, Error>,
+    ) {
+        match (operation, answer) {
+            (Operation::Acquire(it), Ok(Answered::Granted(grant))) => {
+                it.answer = Some(Ok(Some(grant)));
+            }
+            (Operation::Acquire(it), Ok(Answered::Waits(_))) => {
+                it.request.contended();
+                it.answer = Some(Ok(None));
+            }
+            (Operation::Renew(it), Ok(Answered::Renewed(renewal, alone_at))) => {
+                it.lease.alone_at = alone_at;
+                it.answer = Some(Ok(renewal));
+            }
+            (Operation::Release(it), Ok(Answered::Removed(done))) => {
+                self.register.expiry.remove(&it.lease.owner);
+                it.answer = Some(Ok(match done {
+                    true => Released::Done,
+                    false => Released::AlreadyLost,
+                }));
+            }
+            (operation, Err(error)) => operation.fail(error),
+            (operation, Ok(_)) => operation.fail(unexpected()),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Removes the entries of free names.
+//!
+//! A released name keeps its entry for a while, so that its next lock needs no read, and its epochs grow. The entry of the
+//! namespace `floor` has the largest epoch of all entries that were removed: it is raised before they are, and a write that
+//! makes an entry has the floor's version as a condition. So the epochs of a name grow also if its entry was removed, and
+//! a write that arrives late makes no entry again, whatever the clocks say.
+//!
+//! A provider removes what it has released itself, and at its end. Now and then it looks for what dead processes left.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use lockkeeper_core::{Error, HostInstant, epochs_in};
+use parking_lot::Mutex;
+
+use crate::entry::Contents;
+use crate::key::Key;
+use crate::register::Register;
+use crate::store::{Call, Read, RegisterStore, SessionId, Version, Write};
+
+/// How long the entry of a free name is kept.
+pub(crate) const KEPT: Duration = Duration::from_secs(60);
+/// The number of free names from which on they are kept for a second only.
+const MANY: usize = 4_096;
+
+/// The names that this provider has released last, and whose entries it can write without reading them.
+#[derive(Debug, Default)]
+pub(crate) struct FreeNames(Mutex<HashMap<Key, FreeName>>);
+
+#[derive(Clone, Copy, Debug)]
+struct FreeName {
+    version: Version,
+    last: u64,
+    since: HostInstant,
+}
+
+impl FreeNames {
+    /// Returns the version and the last epoch of the entry of a free name.
+    pub(crate) fn get(&self, key: &Key) -> Option<(Version, u64)> {
+        let names = self.0.lock();
+        names.get(key).map(|free| (free.version, free.last))
+    }
+
+    /// Records what was written to an entry. `None` is a write that was refused.
+    pub(crate) fn note(
+        &self,
+        key: &Key,
+        contents: Option<&Contents>,
+        version: Option<Version>,
+        since: HostInstant,
+    ) {
+        let free = contents.filter(|it| it.is_free()).zip(version);
+        let mut names = self.0.lock();
+        match free {
+            Some((contents, version)) => {
+                let last = contents.last;
+                let free = FreeName {
+                    version,
+                    last,
+                    since,
+                };
+                names.insert(key.clone(), free);
+            }
+            None => drop(names.remove(key)),
+        }
+    }
+
+    /// Removes and returns the names that are to be removed from the store.
+    fn take_due(&self, kept: Duration, now: HostInstant) -> Vec<(Key, Version, u64)> {
+        let mut names = self.0.lock();
+        let kept = match names.len() >= MANY {
+            true => kept.min(Duration::from_secs(1)),
+            false => kept,
+        };
+        let due = names.extract_if(|_, free| now >= free.since + kept);
+        due.map(|(key, free)| (key, free.version, free.last))
+            .collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+}
+
+impl<S: RegisterStore> Register<S> {
+    /// Removes the entries of the names that this provider has released, and that have been free for this long.
+    pub(crate) fn remove_own(&self, kept: Duration, call: Call<'_>) {
+        let due = self.freed.take_due(kept, self.now());
+        // If it fails, another program removes them later.
+        let _ = self.remove_entries(&due, call);
+    }
+
+    /// Removes the entries of free names that dead processes have left.
+    pub(crate) fn remove_abandoned(&self, call: Call<'_>) -> Result<(), Error> {
+        let mut found = Vec::new();
+        for entry in self.store.list(call)? {
+            // Another program writes what cannot be read. An operator is told of it by `doctor`.
+            if let Ok(contents) = Contents::read(&entry.value) {
+                found.push((entry.version, contents));
+            }
+        }
+        found.retain(|(_, contents)| Key::read(&contents.key).name().is_some());
+        let ended = self.ended_of(found.iter().map(|it| &it.1), call)?;
+        let left = found.into_iter().filter_map(|(version, mut contents)| {
+            contents.end(|session| ended.contains(session));
+            let key = Key::read(&contents.key);
+            contents.is_free().then_some((key, version, contents.last))
+        });
+        let old = self.least_epoch().saturating_sub(epochs_in(KEPT));
+        let left: Vec<_> = left.filter(|it| it.2 < old).collect();
+        self.remove_entries(&left, call)
+    }
+
+    /// Returns which sessions of these contents have ended.
+    pub(crate) fn ended_of<'c>(
+        &self,
+        contents: impl Iterator<Item = &'c Contents>,
+        call: Call<'_>,
+    ) -> Result<Vec<SessionId>, Error> {
+        let sessions: BTreeSet<&str> = contents
+            .flat_map(Contents::sessions)
+            .map(String::as_str)
+            .collect();
+        let sessions: Vec<&str> = sessions.into_iter().collect();
+        let mut ended = Vec::new();
+        for check in sessions.chunks(self.batch()) {
+            let read = Read {
+                check,
+                ..Read::default()
+            };
+            ended.append(&mut self.store.read(&read, call)?.ended);
+        }
+        Ok(ended)
+    }
+
+    /// Removes entries that still have these versions.
+    fn remove_entries(&self, entries: &[(Key, Version, u64)], call: Call<'_>) -> Result<(), Error> {
+        let Some(largest) = entries.iter().map(|it| it.2).max() else {
+            return Ok(());
+        };
+        while !self.raise_floor(largest, call)? {}
+        for entries in entries.chunks(self.batch()) {
+            let removes = entries.iter().map(|(key, version, _)| Write {
+                key,
+                seen: Some(*version),
+                session: None,
+                also: None,
+                value: None,
+            });
+            let writes: Vec<_> = removes.collect();
+            self.store.write(&writes, call)?;
+        }
+        Ok(())
+    }
+
+    /// Raises the floor to `epoch`. Returns false if another program has changed it meanwhile.
+    fn raise_floor(&self, epoch: u64, call: Call<'_>) -> Result<bool, Error> {
+        let keys = &[&self.floor];
+        let view = self.store.read(
+            &Read {
+                keys,
+                ..Read::default()
+            },
+            call,
+        )?;
+        let entry = view.entries.into_iter().next().flatten();
+        let floor = entry
+            .as_ref()
+            .map(|entry| Contents::read(&entry.value))
+            .transpose()?;
+        if floor.is_some_and(|floor| floor.last >= epoch) {
+            return Ok(true);
+        }
+        let text = Contents::free(&self.floor, epoch).text();
+        let write = Write {
+            key: &self.floor,
+            seen: entry.map(|it| it.version),
+            session: None,
+            also: None,
+            value: Some(&text),
+        };
+        let written = self.store.write(&[write], call)?;
+        Ok(matches!(&*written, [Some(_)]))
+    }
+}

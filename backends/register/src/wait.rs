@@ -1,0 +1,154 @@
+//! Waits for a name, in the queue of its entry.
+//!
+//! The first waiters wait for a change of the entry, where the store notifies of it. Otherwise each waiter polls, at
+//! random within a range that depends on its position, and never less often than once a second.
+
+use std::time::Duration;
+
+use crossbeam_utils::sync::Parker;
+use lockkeeper_core::{AcquireRequest, CancelToken, Error, ErrorKind, Grant, HostInstant};
+use lockkeeper_remote::LAST_ATTEMPT;
+
+use crate::exchange::{Answered, Others, Position, unexpected};
+use crate::key::Key;
+use crate::lease::RegisterLease;
+use crate::register::{Register, owner_text};
+use crate::store::{Call, RegisterStore, Version};
+
+/// How many waiters of a name wait for a notification. The others poll, so that a change does not wake all of them.
+const NOTIFIED: usize = 4;
+/// The longest pause of a waiter that is notified, for a lost notification. It is less than [`GRACE`].
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// The first pause of the first waiter, where the store does not notify, and the longest one. It grows while nothing
+/// changes.
+const FIRST_POLL: Duration = Duration::from_millis(4);
+const LONGEST_POLL: Duration = Duration::from_millis(100);
+/// The longest pause of any waiter.
+const MAX_POLL: Duration = Duration::from_secs(1);
+
+impl<S: RegisterStore> Register<S> {
+    /// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says, with a wait until `deadline`.
+    pub(crate) fn wait(
+        &self,
+        request: &AcquireRequest<'_>,
+        deadline: HostInstant,
+    ) -> Result<Option<Grant<RegisterLease>>, Error> {
+        let (key, owner) = (
+            Key::of(request.name(), request.mode()),
+            owner_text(request.owner()),
+        );
+        let end = request.end().min(deadline + LAST_ATTEMPT);
+        let (mut others, mut poll) = (Others::new(), Poll::default());
+        // Whether a place may be in the queue, and whether a write may still be under way.
+        let (mut is_queued, mut in_doubt) = (false, request.is_retry());
+        // Busy is the answer only if the store said so last.
+        let mut has_failed = true;
+        loop {
+            let is_over = !has_failed && request.now() >= deadline;
+            if is_over || request.is_cancelled() {
+                if is_queued {
+                    self.leave(&key, &owner, in_doubt, request.end());
+                }
+                return Ok(None);
+            }
+            let call = Call {
+                deadline: end,
+                cancel: request.cancel(),
+            };
+            let task = self.task(&key, &owner, request);
+            match self.carry_out_one(task, &mut others, call) {
+                Ok(Answered::Granted(grant)) => return Ok(Some(grant)),
+                Ok(Answered::Waits(position)) => {
+                    request.contended();
+                    (is_queued, has_failed) = (true, false);
+                    self.pause_at(&key, position, &mut poll, request, deadline);
+                }
+                Ok(_) => return Err(unexpected()),
+                Err(_) if request.is_cancelled() => is_queued = true,
+                Err(error) => {
+                    has_failed = true;
+                    in_doubt |= error.kind() == ErrorKind::Unknown;
+                    // If it asks again at once, it keeps its position.
+                    let may_be_queued = is_queued || in_doubt;
+                    if may_be_queued && error.is_retryable() && request.retry(&error) {
+                        is_queued = true;
+                        continue;
+                    }
+                    if may_be_queued {
+                        self.expiry.enter(&key, &owner, None, request.now());
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Removes the place of a request. If that fails, a thread of the provider repeats it.
+    fn leave(&self, key: &Key, owner: &str, in_doubt: bool, end: HostInstant) {
+        let call = Call {
+            deadline: end.min(self.now() + LAST_ATTEMPT),
+            cancel: None,
+        };
+        if self.withdraw(key, owner, in_doubt, call).is_err() {
+            self.expiry.enter(key, owner, None, self.now());
+        }
+    }
+
+    /// Pauses until the entry may have changed.
+    fn pause_at(
+        &self,
+        key: &Key,
+        position: Position,
+        poll: &mut Poll,
+        request: &AcquireRequest<'_>,
+        deadline: HostInstant,
+    ) {
+        let Position { ahead, version, .. } = position;
+        let cancel = request.cancel();
+        let left = deadline.saturating_since(request.now());
+        if ahead < NOTIFIED {
+            let limit = LOOK_EVERY.mul_f64(0.8 + fastrand::f64() / 5.0).min(left);
+            let call = Call {
+                deadline: request.now() + limit,
+                cancel,
+            };
+            if let Some(Ok(())) = self.store.wait(key, version, call) {
+                return;
+            }
+        }
+        pause(poll.next_pause(position).min(left), cancel);
+    }
+}
+
+/// The pauses of a waiter that polls.
+#[derive(Default)]
+struct Poll {
+    seen: Option<Version>,
+    pauses: i32,
+}
+
+impl Poll {
+    fn next_pause(&mut self, position: Position) -> Duration {
+        if self.seen != position.version {
+            (self.seen, self.pauses) = (position.version, 0);
+        }
+        let grown = FIRST_POLL.mul_f64(1.25_f64.powi(self.pauses.min(30)));
+        self.pauses += 1;
+        let ahead = u32::try_from(position.ahead).unwrap_or(u32::MAX);
+        let pause = grown
+            .min(LONGEST_POLL)
+            .saturating_mul(ahead.saturating_add(1));
+        pause.min(MAX_POLL).mul_f64(0.75 + fastrand::f64() / 4.0)
+    }
+}
+
+/// Pauses this thread, or until a cancel.
+pub(crate) fn pause(time: Duration, cancel: Option<&CancelToken>) {
+    // Not `thread::park`, which would take an `unpark` that the caller's program waits for.
+    let parker = Parker::new();
+    let unparker = parker.unparker().clone();
+    let _wake = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));
+    if !cancel.is_some_and(CancelToken::is_cancelled) {
+        parker.park_timeout(time);
+    }
+}

@@ -1,0 +1,119 @@
+//! Notices that an operator took locks away, or that the store was wiped, where the store notifies of changes.
+//!
+//! `unlock` writes the entry `evictions` of the namespace. One thread of each provider waits for its changes, and asks the
+//! keepers to verify their leases.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_utils::sync::Parker;
+use lockkeeper_core::{Error, ErrorKind};
+
+use crate::entry::Contents;
+use crate::key::Key;
+use crate::register::Register;
+use crate::store::{Call, Read, RegisterStore, Version, Write};
+use crate::wait::pause;
+
+/// The time after the first grant after which the thread begins: most programs have released by then.
+const AFTER: Duration = Duration::from_millis(50);
+/// The longest wait for a change.
+const WAIT: Duration = Duration::from_secs(60);
+/// The pause after a request that failed.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+
+/// Returns the key of the entry that changes when an operator takes a lock away.
+pub(crate) fn evictions() -> Key {
+    Key::of_namespace("evictions")
+}
+
+/// Starts the thread, which ends with the provider, or at once if the store does not notify. `parker` is unparked by the
+/// first grant, and by the end of the provider.
+pub(crate) fn start<S: RegisterStore>(register: &Register<S>, parker: Parker) -> Result<(), Error> {
+    let store = Arc::clone(&register.store);
+    let clock = Arc::clone(&register.clock);
+    let verifiers = Arc::clone(&register.verifiers);
+    let (closing, key) = (register.closing.clone(), evictions());
+    let run = move || {
+        let now = Call {
+            deadline: clock.now(),
+            cancel: None,
+        };
+        if store.wait(&key, None, now).is_none() {
+            return;
+        }
+        parker.park();
+        pause(AFTER, Some(&closing));
+        let mut seen = None;
+        while !closing.is_cancelled() {
+            let call = Call {
+                deadline: clock.now() + WAIT,
+                cancel: Some(&closing),
+            };
+            match current(&*store, &key, call) {
+                Ok(version) => {
+                    // Also at first: the change may have come before.
+                    if version.is_some() && version != seen {
+                        verifiers.verify_all();
+                    }
+                    seen = version;
+                }
+                Err(_) => {
+                    pause(RETRY_AFTER, Some(&closing));
+                    continue;
+                }
+            }
+            match store.wait(&key, seen, call) {
+                Some(Ok(())) => {}
+                Some(Err(_)) => pause(RETRY_AFTER, Some(&closing)),
+                None => return,
+            }
+        }
+    };
+    let spawned = thread::Builder::new()
+        .name("lockkeeper-evictions".to_owned())
+        .spawn(run);
+    spawned.map(drop).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "a thread cannot be started").with_source(error)
+    })
+}
+
+/// Returns the version of an entry, which is made if it is absent: then its end is noticed, too.
+fn current(
+    store: &impl RegisterStore,
+    key: &Key,
+    call: Call<'_>,
+) -> Result<Option<Version>, Error> {
+    let keys = &[key];
+    let view = store.read(
+        &Read {
+            keys,
+            ..Read::default()
+        },
+        call,
+    )?;
+    match view.entries.into_iter().next().flatten() {
+        Some(entry) => Ok(Some(entry.version)),
+        None => signal(store, key, None, call),
+    }
+}
+
+/// Writes the entry of evictions, and returns its version. `None` if another program has written it meanwhile.
+pub(crate) fn signal(
+    store: &impl RegisterStore,
+    key: &Key,
+    seen: Option<Version>,
+    call: Call<'_>,
+) -> Result<Option<Version>, Error> {
+    let text = Contents::free(key, 0).text();
+    let write = Write {
+        key,
+        seen,
+        session: None,
+        also: None,
+        value: Some(&text),
+    };
+    let written = store.write(&[write], call)?;
+    Ok(written.into_iter().next().flatten())
+}

@@ -1,0 +1,263 @@
+//! A register store in the memory of this process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    CancelToken, Capabilities, Clock, Error, Finding, HostInstant, StoreInfo, StoreUrl, SystemClock,
+};
+use lockkeeper_register::{Call, Entry, Key, Read, RegisterStore, SessionId, Version, View, Write};
+
+/// All namespaces of a store.
+#[derive(Debug)]
+pub struct Map {
+    state: Mutex<State>,
+    changed: Condvar,
+    pub notifies: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: HashMap<(String, Key), Entry>,
+    /// When each session ends.
+    sessions: HashMap<SessionId, HostInstant>,
+    last: u64,
+    faults: Faults,
+}
+
+/// What goes wrong.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    pub is_cut_off: bool,
+    pub delay: Duration,
+}
+
+impl Map {
+    pub fn new(notifies: bool, faults: Faults) -> Self {
+        Self {
+            state: Mutex::new(State {
+                faults,
+                ..State::default()
+            }),
+            changed: Condvar::new(),
+            notifies,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no thread panics with the map")
+    }
+
+    pub fn set(&self, change: impl FnOnce(&mut Faults)) {
+        change(&mut self.lock().faults);
+    }
+
+    pub fn wipe(&self) {
+        let mut state = self.lock();
+        state.entries.clear();
+        state.sessions.clear();
+        self.changed.notify_all();
+    }
+
+    /// Returns the values of the entries of names that are held or waited for.
+    pub fn held(&self) -> Vec<String> {
+        let state = self.lock();
+        let values = state.entries.values().map(|entry| &entry.value);
+        let held = values.filter(|it| it.contains(r#","l":["#) || it.contains(r#","q":["#));
+        held.cloned().collect()
+    }
+
+    /// Frees a name without waking a waiter. Returns whether it was held.
+    pub fn free(&self, namespace: &str, name: &str) -> bool {
+        let mut state = self.lock();
+        let State { entries, last, .. } = &mut *state;
+        let key = format!("lock/{name}");
+        let mut all = entries.iter_mut();
+        let found = all.find(|(it, _)| it.0 == namespace && it.1.as_str() == key);
+        let Some((_, entry)) = found else {
+            return false;
+        };
+        let Some(start) = entry.value.find(r#","l":["#) else {
+            return false;
+        };
+        *last += 1;
+        entry.version = *last;
+        entry.value.truncate(start);
+        entry.value.push('}');
+        true
+    }
+}
+
+impl State {
+    fn lives(&self, session: &str) -> bool {
+        let now = SystemClock.now();
+        self.sessions.get(session).is_some_and(|ends| now < *ends)
+    }
+}
+
+/// One namespace of the store.
+#[derive(Debug)]
+pub struct MapStore {
+    map: Arc<Map>,
+    namespace: String,
+}
+
+impl MapStore {
+    pub fn new(map: &Arc<Map>, namespace: &str) -> Self {
+        Self {
+            map: Arc::clone(map),
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    /// Waits as the faults say.
+    fn reach(&self, call: Call<'_>) -> Result<MutexGuard<'_, State>, Error> {
+        let Faults { is_cut_off, delay } = self.map.lock().faults.clone();
+        let end = SystemClock.now() + delay;
+        while SystemClock.now() < end {
+            let is_cancelled = call.cancel.is_some_and(CancelToken::is_cancelled);
+            if is_cancelled || SystemClock.now() >= call.deadline {
+                return Err(Error::unreachable("no reply within the time"));
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        match is_cut_off {
+            true => Err(Error::unreachable("the store is cut off")),
+            false => Ok(self.map.lock()),
+        }
+    }
+
+    fn full(&self, key: &Key) -> (String, Key) {
+        (self.namespace.clone(), key.clone())
+    }
+}
+
+impl StoreInfo for MapStore {
+    fn backend(&self) -> &'static str {
+        "map"
+    }
+
+    fn location(&self) -> String {
+        StoreUrl::location("map:", "", &[("namespace", &self.namespace)])
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new().with_batch(64)
+    }
+}
+
+impl RegisterStore for MapStore {
+    fn read(&self, read: &Read<'_>, call: Call<'_>) -> Result<View, Error> {
+        let mut state = self.reach(call)?;
+        let now = SystemClock.now();
+        for (session, ttl) in read.keep {
+            if state.lives(session) {
+                state.sessions.insert((*session).to_owned(), now + *ttl);
+            }
+        }
+        let entries = read.keys.iter().map(|key| self.full(key));
+        let entries = entries.map(|key| state.entries.get(&key).cloned());
+        let sessions = read
+            .keep
+            .iter()
+            .map(|(session, _)| session)
+            .chain(read.check);
+        let ended = sessions.filter(|session| !state.lives(session));
+        Ok(View {
+            entries: entries.collect(),
+            ended: ended.map(|session| (*session).to_owned()).collect(),
+        })
+    }
+
+    fn write(&self, writes: &[Write<'_>], call: Call<'_>) -> Result<Vec<Option<Version>>, Error> {
+        let mut state = self.reach(call)?;
+        let version = |state: &State, key| state.entries.get(&self.full(key)).map(|it| it.version);
+        let mut written = Vec::new();
+        for write in writes {
+            let is_met = version(&state, write.key) == write.seen
+                && write.session.is_none_or(|session| state.lives(session))
+                && write
+                    .also
+                    .is_none_or(|(key, seen)| version(&state, key) == Some(seen));
+            if !is_met {
+                written.push(None);
+                continue;
+            }
+            state.last += 1;
+            let version = state.last;
+            let value = write.value.map(str::to_owned);
+            match value {
+                Some(value) => drop(
+                    state
+                        .entries
+                        .insert(self.full(write.key), Entry { version, value }),
+                ),
+                None => drop(state.entries.remove(&self.full(write.key))),
+            }
+            written.push(Some(version));
+        }
+        self.map.changed.notify_all();
+        Ok(written)
+    }
+
+    fn open_session(&self, ttl: Duration, call: Call<'_>) -> Result<SessionId, Error> {
+        let mut state = self.reach(call)?;
+        state.last += 1;
+        let id = state.last.to_string();
+        state.sessions.insert(id.clone(), SystemClock.now() + ttl);
+        Ok(id)
+    }
+
+    fn end_sessions(&self, sessions: &[&str], call: Call<'_>) -> Result<(), Error> {
+        let mut state = self.reach(call)?;
+        state
+            .sessions
+            .retain(|id, _| !sessions.contains(&id.as_str()));
+        Ok(())
+    }
+
+    fn wait(&self, key: &Key, seen: Option<Version>, call: Call<'_>) -> Option<Result<(), Error>> {
+        if !self.map.notifies {
+            return None;
+        }
+        let mut state = match self.reach(call) {
+            Ok(state) => state,
+            Err(error) => return Some(Err(error)),
+        };
+        let map = Arc::clone(&self.map);
+        let wake = move || map.changed.notify_all();
+        let _wake = call.cancel.map(|cancel| cancel.on_cancel(wake));
+        let key = self.full(key);
+        loop {
+            let is_over = call.cancel.is_some_and(CancelToken::is_cancelled);
+            let left = call.deadline.saturating_since(SystemClock.now());
+            let version = state.entries.get(&key).map(|it| it.version);
+            if version != seen || is_over || left.is_zero() {
+                return Some(Ok(()));
+            }
+            // A cancel between the check and the wait is noticed a little later.
+            let limit = left.min(Duration::from_millis(50));
+            state = self
+                .map
+                .changed
+                .wait_timeout(state, limit)
+                .expect("no thread panics")
+                .0;
+        }
+    }
+
+    fn list(&self, call: Call<'_>) -> Result<Vec<Entry>, Error> {
+        let state = self.reach(call)?;
+        let own = state.entries.iter().filter(|it| it.0.0 == self.namespace);
+        Ok(own.map(|(_, entry)| entry.clone()).collect())
+    }
+
+    fn examine(&self, _call: Call<'_>) -> Result<Vec<Finding>, Error> {
+        Ok(vec![Finding::fine(
+            "reach",
+            "the locks live in this process",
+        )])
+    }
+}
