@@ -92,6 +92,7 @@ fn main() -> ExitCode {
         run = run.except("lockkeeper-quorum");
     }
     run.every_package_under(Path::new(env!("CARGO_MANIFEST_DIR")).join("backends"))
+        .except("lockkeeper-register")
         .except("lockkeeper-remote")
         .except("lockkeeper-sessions")
         .main()

@@ -96,7 +96,7 @@ fn held_name(name: &str, lease: &Lease, waiting: usize) -> HeldName {
         holder: Holder {
             host: Some(lease.host.clone()),
             pid: Some(lease.pid),
-            thread: Some(lease.thread.clone()).filter(|it| !it.is_empty()),
+            label: Some(lease.label.clone()).filter(|it| !it.is_empty()),
             since: UNIX_EPOCH.checked_add(Duration::from_millis(lease.since)),
             session: Some(lease.session.clone()),
         },

@@ -50,7 +50,7 @@ pub(crate) struct Lease {
     #[serde(rename = "i")]
     pub(crate) pid: u32,
     #[serde(rename = "t", default, skip_serializing_if = "String::is_empty")]
-    pub(crate) thread: String,
+    pub(crate) label: String,
     /// Milliseconds since 1970.
     #[serde(rename = "a")]
     pub(crate) since: u64,
@@ -150,7 +150,7 @@ impl Contents {
             session: lease.session.clone(),
             host: String::new(),
             pid: 0,
-            thread: String::new(),
+            label: String::new(),
             since: 0,
         });
         alone
@@ -215,7 +215,7 @@ mod tests {
                 session: "s".to_owned(),
                 host: "host".to_owned(),
                 pid: 1,
-                thread: String::new(),
+                label: String::new(),
                 since: 5,
             });
             contents.queue.push(Waiter {

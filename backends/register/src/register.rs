@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crossbeam_utils::sync::Unparker;
 use lockkeeper_core::{
     AcquireRequest, CancelToken, Clock, Error, HostInstant, LeaseVerifiers, Owner, epoch_at,
+    process_label,
 };
 use lockkeeper_remote::host_name;
 use parking_lot::Mutex;
@@ -27,7 +27,7 @@ use crate::sweep::FreeNames;
 pub(crate) const GRACE: Duration = Duration::from_millis(750);
 /// The longest time that the end of a provider takes.
 const CLOSING: Duration = Duration::from_millis(250);
-/// How many letters of the name of a host and of a thread an entry keeps.
+/// How many letters of the name of a host and of the label of a process an entry keeps.
 const LETTERS: usize = 40;
 
 pub(crate) struct Register<S: RegisterStore> {
@@ -109,7 +109,7 @@ impl<S: RegisterStore> Register<S> {
             session: String::new(),
             host: start(host_name()),
             pid,
-            thread: start(thread::current().name().unwrap_or_default()),
+            label: start(process_label().unwrap_or_default()),
             since: u64::try_from(since.as_millis()).unwrap_or_default(),
         };
         let attempt = Attempt {
