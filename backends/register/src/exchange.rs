@@ -42,8 +42,10 @@ pub(crate) enum Verb<'a> {
     Remove {
         /// The lease, if it is known in which version it was alone.
         lease: Option<&'a RegisterLease>,
-        /// Whether the entry is written in any case, so that writes of the owner that are still under way fail.
+        /// Whether the entry gets another version in any case, so that writes of the owner that are still under way fail.
         settles: bool,
+        /// The version that was to be replaced for that.
+        settling: Option<Version>,
     },
 }
 

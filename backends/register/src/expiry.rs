@@ -45,7 +45,7 @@ struct State {
 struct End {
     key: Key,
     ends: HostInstant,
-    /// `None` if the lease, or the place of a waiter, is only to be removed.
+    /// `None` if what an earlier write may have made is only to be removed.
     session: Option<SessionId>,
 }
 
@@ -167,22 +167,21 @@ impl<S: RegisterStore> Register<S> {
 
     /// Removes leases that have ended.
     fn end(&self, over: &[(String, End)], call: Call<'_>) {
-        let task = |(owner, end): &'_ (String, End)| (owner.clone(), end.key.clone());
-        let names: Vec<_> = over.iter().map(task).collect();
-        let tasks = names.iter().map(|(owner, key)| Task {
-            key,
+        let tasks = over.iter().map(|(owner, end)| Task {
+            key: &end.key,
             owner,
             verb: Verb::Remove {
                 lease: None,
-                settles: false,
+                settles: end.session.is_none(),
+                settling: None,
             },
         });
         let mut tasks: Vec<_> = tasks.collect();
         let answers = self.carry_out(&mut tasks, &mut Others::new(), call);
-        for ((owner, key), answer) in names.iter().zip(answers) {
+        for ((owner, end), answer) in over.iter().zip(answers) {
             if !matches!(answer, Some(Ok(_))) {
-                self.expiry
-                    .enter(key, owner, None, self.now() + RETRY_AFTER);
+                let again = self.now() + RETRY_AFTER;
+                self.expiry.enter(&end.key, owner, None, again);
             }
         }
     }

@@ -190,6 +190,7 @@ impl<S: RegisterStore> Backend for RegisterProvider<S> {
                 verb: Verb::Remove {
                     lease: Some(&*it.lease),
                     settles: false,
+                    settling: None,
                 },
             },
         });

@@ -136,7 +136,11 @@ impl<S: RegisterStore> Register<S> {
         call: Call<'_>,
     ) -> Result<bool, Error> {
         let lease = None;
-        let verb = Verb::Remove { lease, settles };
+        let verb = Verb::Remove {
+            lease,
+            settles,
+            settling: None,
+        };
         let task = Task { key, owner, verb };
         let answered = self.carry_out_one(task, &mut Others::new(), call)?;
         match answered {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, btree_map};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Grant, HostInstant, Renewal, limit_mismatch};
+use lockkeeper_core::{Error, ErrorKind, Grant, HostInstant, Renewal, limit_mismatch};
 
 use crate::decide::{self, Answer, Attempt};
 use crate::entry::Contents;
@@ -128,7 +128,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                     *kept = (*kept).max(lease.ttl).max(*ttl);
                     None
                 }
-                Verb::Remove { lease, settles } => {
+                Verb::Remove { lease, settles, .. } => {
                     needs_floor |= settles;
                     let alone = lease.filter(|_| self.is_first);
                     alone.and_then(|lease| Some((lease.alone_at?, Contents::alone(lease))))
@@ -158,7 +158,16 @@ impl<'r, S: RegisterStore> Round<'r, S> {
             keys: &keys,
             check: &check,
         };
-        self.view = self.register.store.read(&read, self.call)?;
+        let is_lost = |view: &Result<View, Error>| match view {
+            Err(error) => error.kind() == ErrorKind::Unknown,
+            Ok(_) => false,
+        };
+        let mut view = self.register.store.read(&read, self.call);
+        if is_lost(&view) && self.register.now() < self.call.deadline {
+            // A renewal survives one lost message.
+            view = self.register.store.read(&read, self.call);
+        }
+        self.view = view?;
         self.register
             .sessions
             .note(&keep, &self.view, self.asked_at);
@@ -247,7 +256,11 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                     false => Answered::Renewed(Renewal::Lost, None),
                 }))
             }
-            Verb::Remove { settles, .. } => {
+            Verb::Remove {
+                settles, settling, ..
+            } => {
+                *settles &= self.is_first || *settling == change.seen;
+                *settling = change.seen;
                 let base = change.base();
                 let removed = base.and_then(|it| decide::remove(it, task.owner));
                 let is_there = removed.is_some();
@@ -255,7 +268,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                     Some(base) => base.clone(),
                     None => Contents::free(task.key, self.least_epoch()),
                 };
-                let settled = (*settles && self.is_first).then(settled);
+                let settled = settles.then(settled);
                 match removed.or(settled) {
                     Some(next) => {
                         change.next = Some(next);
@@ -306,7 +319,12 @@ impl<'r, S: RegisterStore> Round<'r, S> {
         }
         let own = base.and_then(|base| base.lease(owner));
         let session = match own.filter(|own| own.session != session.id) {
-            // An earlier write, whose reply was lost. The engine renews such a grant before it relies on it.
+            // An earlier write, whose reply was lost, has granted it in an earlier session.
+            Some(own) if !self.checked.contains(&own.session) => {
+                self.unchecked.insert(own.session.clone());
+                return None;
+            }
+            // The engine renews such a grant before it relies on it.
             Some(own) => Session {
                 id: own.session.clone(),
                 kept_at: HostInstant::default(),
