@@ -354,11 +354,11 @@ pub mod clock {
 pub mod backend {
     #[doc(inline)]
     pub use lockkeeper_core::{
-        AcquireRequest, AttemptRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant,
-        Key, KeySpec, KeyValue, LeaseVerifier, LeaseVerifiers, LockProvider, MEMBER, Member,
-        OpenContext, OpenOptions, Operation, Owner, Proof, ProofValue, ReleaseDispatch,
-        ReleaseRequest, RenewRequest, Renewal, SentRelease, StoreInfo, StoreUrl, Takes, Tick,
-        Timer, TransactionLockSql, epoch_at, epochs_in, limit_mismatch,
+        AcquireRequest, AttemptRequest, Backend, Capabilities, Capability, Driver, Drivers,
+        ErasedLease, Grant, Key, KeySpec, KeyValue, LeaseId, LeaseVerifier, LeaseVerifiers,
+        LockProvider, MEMBER, Member, OpenContext, OpenOptions, Operation, Owner, Proof,
+        ProofValue, ReleaseDispatch, ReleaseRequest, RenewRequest, Renewal, SentRelease, StoreInfo,
+        StoreUrl, Takes, Tick, Timer, TransactionLockSql, epoch_at, epochs_in, limit_mismatch,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

@@ -169,6 +169,22 @@ impl Peer {
                 Some(Ok(released)) => reply(&format!("{released:?}")),
                 other => reply(&format!("{other:?}")),
             },
+            "detach" => match self.guard.take().map(LockGuard::detach) {
+                Some(Ok(ticket)) => reply(&format!("ticket {ticket}")),
+                other => reply(&format!("{other:?}")),
+            },
+            "resume" => {
+                let resumed = word()
+                    .parse()
+                    .and_then(|ticket| self.keeper.resume(&ticket));
+                match resumed {
+                    Ok(guard) => {
+                        reply(&format!("held {}", guard.token()));
+                        self.guard = Some(guard);
+                    }
+                    Err(error) => reply(&format!("{error:?}")),
+                }
+            }
             "load" => self.load(word(), number(word())),
             "hold" => reply(&self.hold(word(), word())),
             "measure" => {

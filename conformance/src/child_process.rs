@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::Mode;
+use lockkeeper_core::{Mode, Ticket};
 
 use crate::child::{self, ChildSpec};
 use crate::history::History;
@@ -130,6 +130,18 @@ impl ChildProcess {
     pub(crate) fn release(&mut self) {
         self.send("release");
         self.expect("Done");
+    }
+
+    /// Makes the child process detach the lock that it holds.
+    pub(crate) fn detach(&mut self) -> Ticket {
+        self.send("detach");
+        self.expect("ticket").parse().expect("a ticket is sent")
+    }
+
+    /// Makes the child process go on with the lock of a ticket.
+    pub(crate) fn resume_ticket(&mut self, ticket: &Ticket) {
+        self.send(&format!("resume {ticket}"));
+        self.expect_token();
     }
 
     /// Lets the child process drop what it has, and waits for its end.

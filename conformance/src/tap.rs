@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Backend, Capabilities, ErasedLease, Error, Grant, HostInstant, LeaseVerifier,
-    LockProvider, Proof, Released, Renewal, StoreInfo, Usage,
+    AcquireRequest, Backend, Capabilities, ErasedLease, Error, Grant, HostInstant, LeaseId,
+    LeaseVerifier, LockProvider, Proof, Released, Renewal, StoreInfo, Usage,
 };
 
 /// What happens to the replies to acquisitions.
@@ -126,6 +126,15 @@ impl Backend for Tap {
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
         self.inner.watch_leases(verifier);
+    }
+
+    fn detach(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        self.inner.detach(lease, ttl, deadline)
     }
 
     fn proof(&self, lease: &ErasedLease) -> Option<Proof> {

@@ -27,11 +27,14 @@ pub enum Capability {
     /// Grants a name with an epoch that the request proposes, so the store can be a member of a quorum; see
     /// [`AcquireRequest::proposed_epoch`](crate::AcquireRequest::proposed_epoch).
     ProposedEpoch,
+    /// Keeps a lease that no process has, so that a [`Ticket`](crate::Ticket) passes a lock on; see
+    /// [`LockGuard::detach`](crate::LockGuard::detach).
+    Tickets,
 }
 
 impl Capability {
     /// All capabilities.
-    pub const ALL: [Capability; 7] = [
+    pub const ALL: [Capability; 8] = [
         Capability::CrossProcess,
         Capability::CrossHost,
         Capability::DeadOwnerTakeOver,
@@ -39,6 +42,7 @@ impl Capability {
         Capability::Shared,
         Capability::Permits,
         Capability::ProposedEpoch,
+        Capability::Tickets,
     ];
 
     /// Returns the name by which a config requires it, such as `cross_host`.
@@ -51,6 +55,7 @@ impl Capability {
             Capability::Shared => "shared",
             Capability::Permits => "permits",
             Capability::ProposedEpoch => "proposed_epoch",
+            Capability::Tickets => "tickets",
         }
     }
 
@@ -61,6 +66,7 @@ impl Capability {
                 "use a store that has it: memory, SQLite, Redis, PostgreSQL or etcd"
             }
             Capability::Permits => "use a store that has it: memory, SQLite, Redis or etcd",
+            Capability::Tickets => "use a store that has it: SQLite, Redis or etcd",
             _ => "use another store",
         }
     }

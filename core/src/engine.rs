@@ -26,6 +26,7 @@ mod replies;
 mod report;
 mod retry;
 mod threads;
+mod tickets;
 pub(crate) mod timer;
 mod travel;
 mod waiter;

@@ -9,19 +9,21 @@ pub(crate) mod proof;
 pub(crate) mod reentrant;
 pub(crate) mod schedule;
 pub(crate) mod semaphore;
+pub(crate) mod ticket;
 pub(crate) mod transaction_lock;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, Capability};
 use crate::contract::admin::Admin;
 use crate::contract::provider::{Released, Usage};
 use crate::engine::hold::acquired::Acquired;
 use crate::engine::{AwaitReleases, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::guard::LockGuard;
+use crate::keeper::ticket::Ticket;
 use crate::mode::Mode;
 use crate::name::{AsLockName, LockName};
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
@@ -255,6 +257,38 @@ impl LockKeeper {
             value,
             released: guard.release(),
         })
+    }
+
+    /// Goes on with the lock of a ticket, which another process may have [detached](LockGuard::detach).
+    ///
+    /// The store gives the lease to this call, with a larger token and the keeper's lease policy. So the last call has
+    /// the lock: an earlier guard of the ticket is lost at its next renewal, and at its own deadline at the latest. It
+    /// can neither extend nor release the lock, and data that compares tokens refuses its writes. The ticket stays
+    /// valid, so that another process can go on after a crash. During an outage, the call asks again for the
+    /// keeper's default wait. The guard's lock is not handed over to other threads of this process.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::Lost`] if the lock has ended: nobody resumed it in time, or it was released.
+    /// - [`ErrorKind::Incompatible`] if the ticket is of another store or namespace.
+    /// - [`ErrorKind::Unsupported`] if the store has no [`Capability::Tickets`](crate::Capability::Tickets).
+    /// - [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others if the store gave no answer. The lock goes on,
+    ///   and the call may be repeated.
+    pub fn resume(&self, ticket: &Ticket) -> Result<LockGuard, Error> {
+        let name = ticket.name();
+        let refuse = |kind, text| Err(self.engine.located(name, Error::new(kind, text)));
+        if !self.capabilities().has(Capability::Tickets) {
+            return refuse(ErrorKind::Unsupported, ticket::unsupported());
+        }
+        let location = self.location();
+        if ticket.location() != location {
+            let text = format!(
+                "the ticket is of {}, and this keeper is on {location}; open the keeper with the same URL and namespace",
+                ticket.location()
+            );
+            return refuse(ErrorKind::Incompatible, text);
+        }
+        let acquired = self.engine.resume(name, ticket.lease())?;
+        Ok(self.guard(acquired))
     }
 
     /// Returns the SQL by which a transaction of the application takes the exclusive lock of a name, and holds it

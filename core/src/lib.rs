@@ -36,7 +36,8 @@ pub use contract::batch::{
     AttemptRequest, Operation, ReleaseDispatch, ReleaseRequest, RenewRequest, SentRelease,
 };
 pub use contract::provider::{
-    AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, Renewal, StoreInfo, Usage,
+    AcquireRequest, ErasedLease, Grant, LeaseId, LockProvider, Owner, Released, Renewal, StoreInfo,
+    Usage,
 };
 pub use contract::sql::{Proof, ProofValue, TransactionLockSql};
 pub use contract::verifier::{LeaseVerifier, LeaseVerifiers};
@@ -51,6 +52,7 @@ pub use keeper::proof::CommitProof;
 pub use keeper::reentrant::{ReentrantGuard, ReentrantKeeper};
 pub use keeper::schedule::Leader;
 pub use keeper::semaphore::{Permit, Semaphore};
+pub use keeper::ticket::Ticket;
 pub use keeper::transaction_lock::TransactionLock;
 pub use keeper::{LockKeeper, WithLock};
 pub use mode::{MAX_PERMITS, Mode, limit_mismatch};

@@ -9,6 +9,7 @@ pub(crate) mod lease;
 pub(crate) mod leases;
 pub(crate) mod listener;
 mod queue;
+pub(crate) mod tickets;
 pub(crate) mod together;
 pub(crate) mod wait;
 mod waiters;

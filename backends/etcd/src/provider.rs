@@ -7,16 +7,16 @@ use std::time::Duration;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, AttemptRequest, Backend, Capabilities, Capability, Clock, Error, Grant,
-    HostInstant, LeaseVerifier, Operation, ReleaseDispatch, ReleaseRequest, Released, RenewRequest,
-    Renewal, SentRelease, StoreInfo, StoreUrl, SystemClock, Usage,
+    HostInstant, LeaseId, LeaseVerifier, Operation, ReleaseDispatch, ReleaseRequest, Released,
+    RenewRequest, Renewal, SentRelease, StoreInfo, StoreUrl, SystemClock, Usage,
 };
-use lockkeeper_remote::senseless;
+use lockkeeper_remote::{Failure, senseless};
 
 use crate::locks::batch::batch;
+use crate::locks::tickets::detach;
 use crate::locks::together::BATCH;
 use crate::locks::wait::wait;
 use crate::store::Store;
-use crate::wire::txn::Txn;
 use crate::{BACKEND, EtcdLease, EtcdOptions};
 
 /// The largest limit of a semaphore. Each attempt reads all its permits.
@@ -99,6 +99,7 @@ impl StoreInfo for EtcdProvider {
             .with(Capability::CrossHost)
             .with(Capability::Shared)
             .with(Capability::Permits)
+            .with(Capability::Tickets)
             .with_max_permits(MAX_PERMITS)
             .with_min_ttl(self.store.leases.min_ttl())
             .with_ttl_step(Duration::from_secs(1))
@@ -156,10 +157,19 @@ impl Backend for EtcdProvider {
         ReleaseRequest::new(lease, deadline).alone(|one| batch(&self.store, one))
     }
 
+    /// Binds the key to a lease of its own.
+    fn detach(
+        &self,
+        lease: &mut EtcdLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        detach(&self.store, lease, ttl, deadline).map_err(Failure::into_error)
+    }
+
     /// Writes the release into an idle connection without TLS.
     fn send_release(&self, lease: &mut EtcdLease) -> ReleaseDispatch {
-        let delete = Txn::delete(&lease.key, lease.seen.created);
-        match self.store.client.send(delete) {
+        match self.store.client.send(lease.delete()) {
             Some(owed) => ReleaseDispatch::Sent(SentRelease::new(owed)),
             None => ReleaseDispatch::NotSent,
         }

@@ -7,15 +7,15 @@ use std::time::Duration;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, Operation, ReleaseDispatch, ReleaseRequest, Released, RenewRequest, Renewal,
-    StoreInfo, StoreUrl, SystemClock, Usage,
+    LeaseId, LeaseVerifier, Operation, ReleaseDispatch, ReleaseRequest, Released, RenewRequest,
+    Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
 };
-use lockkeeper_remote::Endpoint;
+use lockkeeper_remote::{Endpoint, senseless};
 
 use crate::locks::Locks;
 use crate::options::{BACKEND, RedisOptions};
 use crate::topology::Topology;
-use crate::wire::lease::RedisLease;
+use crate::wire::lease::{RedisLease, id};
 
 /// The largest number of operations that are sent together.
 const BATCH: usize = 500;
@@ -131,6 +131,7 @@ impl StoreInfo for RedisProvider {
             .with(Capability::CrossHost)
             .with(Capability::Shared)
             .with(Capability::Permits)
+            .with(Capability::Tickets)
             .with_max_permits(MAX_PERMITS)
             .with_batch(BATCH)
             .with_parts(self.locks.topology.parts());
@@ -182,6 +183,19 @@ impl Backend for RedisProvider {
 
     fn release(&self, lease: &mut RedisLease, deadline: HostInstant) -> Result<Released, Error> {
         ReleaseRequest::new(lease, deadline).alone(|batch| self.locks.batch(batch))
+    }
+
+    /// Renews the lease, which does not depend on the process that has it.
+    fn detach(
+        &self,
+        lease: &mut RedisLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        match Backend::renew(self, lease, ttl, deadline)? {
+            Renewal::Renewed => id(&lease.text).map(Some).ok_or_else(senseless),
+            Renewal::Lost => Ok(None),
+        }
     }
 
     fn send_release(&self, lease: &mut RedisLease) -> ReleaseDispatch {

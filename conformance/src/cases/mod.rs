@@ -26,6 +26,7 @@ mod rule_17_permits;
 mod rule_17_several;
 mod rule_17_shared;
 mod rule_17_starvation;
+mod rule_19_tickets;
 
 use crate::rig::{Outcome, Rig};
 
@@ -156,6 +157,17 @@ pub(crate) static TABLE: &[Case] = table! {
         waiters_for_lock_and_permits_are_counted_apart;
     rule_17_starvation:
         stream_of_one_mode_starves_no_waiter;
+    rule_19_tickets:
+        store_without_tickets_says_so,
+        ticket_passes_a_lock_on,
+        last_one_that_resumes_has_the_lock,
+        former_holder_is_lost_at_its_own_deadline,
+        lock_of_a_ticket_is_not_handed_over,
+        waiter_gets_the_lock_when_it_is_released,
+        ticket_ends_with_its_lease,
+        lock_outlives_the_process_that_detached_it,
+        foreign_or_changed_ticket_is_refused,
+        resumption_rides_an_outage_out;
     batch:
         batch_answers_each_operation,
         batch_tells_the_leases_of_a_name_apart,

@@ -7,13 +7,11 @@ use std::time::Duration;
 use crate::clock::HostInstant;
 use crate::contract::batch::{Operation, ReleaseDispatch, foreign_lease};
 use crate::contract::provider::{
-    AcquireRequest, ErasedLease, Grant, LockProvider, Released, Renewal, StoreInfo,
+    AcquireRequest, ErasedLease, Grant, LeaseId, LockProvider, Released, Renewal, StoreInfo,
 };
 use crate::contract::sql::Proof;
 use crate::contract::verifier::LeaseVerifier;
-use crate::error::Error;
-#[cfg(doc)]
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
 
 /// A store that can grant locks. The author of a store implements this trait.
 ///
@@ -181,6 +179,28 @@ pub trait Backend: StoreInfo {
         drop(verifier);
     }
 
+    /// Extends a lease to `ttl` from now, and makes it independent of this process. A ticket passes it on then. Returns
+    /// what identifies the lease; `None` if it is lost, as for a [renewal](Self::renew).
+    ///
+    /// From then on, the end of this process does not end the lease, and this backend neither renews nor ends it. It
+    /// ends by itself after the ttl, unless a request [resumes](AcquireRequest::is_resume) it. Only a store with
+    /// [`Capability::Tickets`](crate::Capability::Tickets) is asked. The call may be repeated after a lost reply.
+    ///
+    /// # Errors
+    /// The outcome is unknown, as for a renewal. The call returns by `deadline`.
+    fn detach(
+        &self,
+        lease: &mut Self::Lease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        let _ = (lease, ttl, deadline);
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "this store has no tickets",
+        ))
+    }
+
     /// Returns the SQL by which a transaction of the application checks that this lease still holds
     /// the name. `None` if the store has no such SQL.
     ///
@@ -265,6 +285,18 @@ impl<B: Backend> LockProvider for B {
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
         Backend::watch_leases(self, verifier);
+    }
+
+    fn detach(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        match lease.downcast_mut() {
+            Some(lease) => Backend::detach(self, lease, ttl, deadline),
+            None => Err(foreign_lease()),
+        }
     }
 
     fn proof(&self, lease: &ErasedLease) -> Option<Proof> {

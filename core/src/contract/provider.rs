@@ -124,6 +124,18 @@ pub trait LockProvider: StoreInfo {
     /// [`Backend::watch_leases`](crate::Backend::watch_leases).
     fn watch_leases(&self, verifier: LeaseVerifier);
 
+    /// Renews a lease that no process has from then on: [`Backend::detach`](crate::Backend::detach).
+    ///
+    /// # Errors
+    /// As [`Backend::detach`](crate::Backend::detach), and [`ErrorKind::Incompatible`] for a lease of another type of
+    /// provider.
+    fn detach(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error>;
+
     /// Returns the proof of a lease: [`Backend::proof`](crate::Backend::proof).
     fn proof(&self, lease: &ErasedLease) -> Option<Proof>;
 }
@@ -237,7 +249,42 @@ pub struct Owner {
     pub since: SystemTime,
 }
 
+/// Identifies a lease that a ticket passes on: the nonce and the number of the [`Owner`] to which it was granted. It
+/// stays the same however often the lease is resumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseId {
+    /// The [nonce](Owner::nonce) of the owner.
+    pub nonce: u64,
+    /// The [number](Owner::request) of the owner's request.
+    pub request: u64,
+}
+
+impl LeaseId {
+    /// Reads an identity from its text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (nonce, request) = text.split_once('-')?;
+        Some(Self {
+            nonce: u64::from_str_radix(nonce, 16).ok()?,
+            request: request.parse().ok()?,
+        })
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}-{}", self.nonce, self.request)
+    }
+}
+
 impl Owner {
+    /// Returns what identifies the lease that this owner is granted.
+    pub fn lease_id(&self) -> LeaseId {
+        LeaseId {
+            nonce: self.nonce,
+            request: self.request,
+        }
+    }
+
     /// Draws a new identity, once for each request. Nothing cached is unique: forked siblings, and
     /// processes restored from one snapshot, share all memory, also the keys of `RandomState`. Pids
     /// are used again, and in other pid namespaces. Only the kernel's random numbers differ. The
@@ -274,6 +321,8 @@ pub struct AcquireRequest<'a> {
     pub(crate) started: Cell<HostInstant>,
     pub(crate) owner: Cell<Option<Owner>>,
     pub(crate) is_retry: Cell<bool>,
+    /// See [`is_resume`](Self::is_resume).
+    pub(crate) is_resume: bool,
     /// When the store last answered the attempt that is under way.
     pub(crate) answered_at: Cell<Option<HostInstant>>,
     pub(crate) cancel: Option<&'a CancelToken>,
@@ -296,6 +345,7 @@ impl<'a> AcquireRequest<'a> {
             started: Cell::new(clock.now()),
             owner: Cell::new(None),
             is_retry: Cell::new(false),
+            is_resume: false,
             answered_at: Cell::new(None),
             cancel: None,
             clock,
@@ -339,6 +389,30 @@ impl<'a> AcquireRequest<'a> {
     /// [`Error::epoch_too_small`] with the largest epoch that the store refuses.
     pub fn proposed_epoch(&self) -> Option<u64> {
         self.proposed_epoch
+    }
+
+    /// Makes the request one that resumes a lease: see [`is_resume`](Self::is_resume).
+    #[must_use]
+    pub fn resuming(mut self, lease: LeaseId) -> Self {
+        self.owner.set(Some(Owner {
+            pid: process_id(),
+            nonce: lease.nonce,
+            request: lease.request,
+            since: SystemTime::now(),
+        }));
+        self.is_resume = true;
+        self
+    }
+
+    /// Returns whether the request resumes a lease that a ticket passes on.
+    ///
+    /// Only a store with [`Capability::Tickets`](crate::Capability::Tickets) gets such requests. They are for an
+    /// exclusive lock, without a wait. The [`owner`](Self::owner) has the nonce and the number of the owner to which
+    /// the lease was granted, and is this process. If that owner's lease is live, whichever process has it, the store
+    /// extends it to the ttl, gives it a larger epoch, and grants it to this request. From then on, the lease's former
+    /// holder can neither renew nor release it. Otherwise the answer is `Ok(None)`, also if the name is free.
+    pub fn is_resume(&self) -> bool {
+        self.is_resume
     }
 
     /// Sets the end of the request's wait.

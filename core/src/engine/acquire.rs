@@ -171,6 +171,7 @@ impl Engine {
                 started: Cell::new(began),
                 owner: Cell::new(None),
                 is_retry: Cell::new(false),
+                is_resume: false,
                 answered_at: Cell::new(None),
                 cancel: Some(token),
                 clock: &*self.clock,

@@ -41,6 +41,8 @@ pub(crate) struct Hold {
     pub(crate) part: usize,
     pub(crate) policy: LeasePolicy,
     margin: Duration,
+    /// Whether another process may resume the lease, so that it is handed over to no other guard.
+    is_resumed: bool,
     /// The token of the first guard.
     first_token: FencingToken,
     /// When the store granted the lease to this process.
@@ -91,6 +93,7 @@ impl Hold {
             part: grant.lease.part,
             policy,
             margin,
+            is_resumed: false,
             first_token,
             granted_at: now,
             deadline: Deadline::new(grant.asked_at + policy.ttl() - margin),
@@ -113,6 +116,14 @@ impl Hold {
         }
         hold.begin_max_hold(terms.max_hold, now);
         hold
+    }
+
+    /// Returns the hold of a lease that was resumed.
+    pub(crate) fn resumed(self) -> Self {
+        Self {
+            is_resumed: true,
+            ..self
+        }
     }
 
     /// Returns what threads queue for that want such a lease.
@@ -240,7 +251,8 @@ impl Hold {
             return None;
         }
         let least_left = self.policy.ttl() / 3;
-        let may_go_on = self.is_prolonged(now)
+        let may_go_on = !self.is_resumed
+            && self.is_prolonged(now)
             && self.handovers.load(Ordering::Acquire) < settings.handover_max
             && now < self.granted_at + settings.handover_time
             && self.deadline.state(now + least_left) == Some(HoldState::Held);

@@ -280,6 +280,21 @@ impl NameState {
         self.record_holder();
     }
 
+    /// The state of a name whose lease was resumed.
+    pub(super) fn resumed(hold: Arc<Hold>) -> Self {
+        let mut state = Self::new();
+        state.adopt(hold);
+        state
+    }
+
+    /// Adds a hold whose lease was resumed. The other holds are lost by that, since it is exclusive. Returns them.
+    pub(super) fn adopt(&mut self, hold: Arc<Hold>) -> Vec<Arc<Hold>> {
+        let others = self.holds.iter().map(|held| Arc::clone(&held.hold));
+        let others = others.collect();
+        self.holds.push(Held { hold, guards: 1 });
+        others
+    }
+
     /// Records that the head has gone without a grant.
     pub(super) fn end_head(&mut self) {
         self.head = None;

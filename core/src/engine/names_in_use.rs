@@ -3,11 +3,13 @@
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
+use super::hold::Hold;
 use super::key::Key;
 use super::name_state::{HandOver, NameState};
 use super::waiter::{Given, WaitKind};
 use crate::name::LockName;
 use crate::options::LeaseTerms;
+use crate::sync::Arc;
 
 #[derive(Default)]
 pub(super) struct NamesInUse {
@@ -58,6 +60,17 @@ impl NamesInUse {
             Entry::Vacant(entry) => {
                 entry.insert(Name::new(key, NameState::releasing()));
                 true
+            }
+        }
+    }
+
+    /// Adds a hold whose lease was resumed. Returns the others, which are lost by that.
+    pub(super) fn adopt(&mut self, key: Key<'_>, hold: Arc<Hold>) -> Vec<Arc<Hold>> {
+        match self.entry(key) {
+            Entry::Occupied(mut entry) => entry.get_mut().state.adopt(hold),
+            Entry::Vacant(entry) => {
+                entry.insert(Name::new(key, NameState::resumed(hold)));
+                Vec::new()
             }
         }
     }

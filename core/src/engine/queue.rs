@@ -159,6 +159,14 @@ impl Queue {
         served.notify();
     }
 
+    /// Adds a hold whose lease was resumed, and which is polled when it is `due`. Returns the other holds of the name,
+    /// which are lost by that.
+    pub(crate) fn adopt(&self, key: Key<'_>, hold: Arc<Hold>, due: u64) -> Vec<Arc<Hold>> {
+        let mut names = self.names(key);
+        names.due = names.due.min(due);
+        names.in_use.adopt(key, hold)
+    }
+
     /// Makes the next waiter the head, after a lease went back to the store.
     pub(crate) fn released(&self, key: Key<'_>) {
         self.change(key, |state, _| state.released());

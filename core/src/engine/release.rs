@@ -269,7 +269,7 @@ impl Engine {
 }
 
 /// Drops callbacks that are not called any more: what they captured is the user's code.
-fn forget(callbacks: Callbacks) {
+pub(super) fn forget(callbacks: Callbacks) {
     for callback in callbacks {
         run_caught(|| drop(callback));
     }

@@ -220,7 +220,7 @@ impl Engine {
     }
 
     /// Brings a lease back from its renewal, and reports the store's answer.
-    fn apply_renewal(
+    pub(super) fn apply_renewal(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         lease: ErasedLease,

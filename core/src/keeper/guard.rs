@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use crate::capabilities::Capability;
 use crate::contract::provider::{Released, Renewal};
 use crate::engine::hold::HoldState;
 use crate::engine::hold::acquired::Acquired;
@@ -11,6 +12,7 @@ use crate::engine::{Engine, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::lost_signal::LostSignal;
 use crate::keeper::proof::CommitProof;
+use crate::keeper::ticket::{Ticket, TicketParts, unsupported};
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::token::FencingToken;
@@ -167,6 +169,63 @@ impl LockGuard {
         // It may have been lost during the wait for a renewal.
         self.ensure_held()?;
         proof.map(|proof| CommitProof::new(proof, self))
+    }
+
+    /// Ends this guard without releasing the lock, and returns a ticket, by which another process goes on with the
+    /// lock: see [`LockKeeper::resume`](crate::LockKeeper::resume).
+    ///
+    /// The lease is renewed once more, for its ttl. If nobody resumes it until [`Ticket::good_until`], the store frees
+    /// the name. So choose a [ttl](crate::AcquireOptions::lease) as long as the ticket may lie about. Until then, this
+    /// process waits for the name as any other does. Neither the end of the keeper nor that of the process ends the lock.
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// use std::time::Duration;
+    /// use lockkeeper::{AcquireOptions, Error, LeasePolicy, LockKeeper, Ticket};
+    ///
+    /// fn enqueue(keeper: &LockKeeper, insert: impl Fn(&str)) -> Result<(), Error> {
+    ///     let ttl = Duration::from_secs(600);
+    ///     let options = AcquireOptions::new().lease(LeasePolicy::Renewed { ttl });
+    ///     let ticket = keeper.lock_with("report:7", &options)?.detach()?;
+    ///     insert(&ticket.to_string()); // into the queue of jobs
+    ///     Ok(())
+    /// }
+    ///
+    /// fn work(keeper: &LockKeeper, ticket: &str, report: impl Fn()) -> Result<(), Error> {
+    ///     let guard = keeper.resume(&ticket.parse::<Ticket>()?)?;
+    ///     report();
+    ///     guard.release().map(|_| ())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// After an error, the lock is released as by a drop.
+    /// - [`ErrorKind::Unsupported`] if the store has no [`Capability::Tickets`], and for a shared lock.
+    /// - [`ErrorKind::Lost`] if the lock is lost.
+    /// - [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others if the store gave no answer.
+    pub fn detach(mut self) -> Result<Ticket, Error> {
+        if !self.engine.capabilities.has(Capability::Tickets) {
+            return Err(self.error(ErrorKind::Unsupported, &unsupported()));
+        }
+        if self.mode() != Mode::Exclusive {
+            let text = "only an exclusive lock can be detached";
+            return Err(self.error(ErrorKind::Unsupported, text));
+        }
+        self.ensure_held()?;
+        let Some(detached) = self.engine.detach(&self.acquired)? else {
+            return Err(self.lost_error());
+        };
+        self.is_released = true;
+        let ttl = self.acquired.hold.policy.ttl();
+        let passed = self.engine.clock.now().saturating_since(detached.asked_at);
+        Ok(Ticket::new(TicketParts {
+            location: self.location(),
+            name: self.name().clone(),
+            token: self.token(),
+            lease: detached.id,
+            ttl,
+            good_until: SystemTime::now() + ttl.saturating_sub(passed),
+        }))
     }
 
     /// Returns the acquisition, and leaves its release to the caller.

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::backend::{
-    AcquireRequest, Capabilities, ErasedLease, Grant, LeaseVerifier, LockProvider, Operation,
-    Proof, ReleaseDispatch, Renewal, StoreInfo,
+    AcquireRequest, Capabilities, ErasedLease, Grant, LeaseId, LeaseVerifier, LockProvider,
+    Operation, Proof, ReleaseDispatch, Renewal, StoreInfo,
 };
 use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper::clock::HostInstant;
@@ -85,6 +85,24 @@ impl LockProvider for Counted {
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
         self.provider.watch_leases(verifier);
+    }
+
+    fn detach(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        self.provider.detach(lease, ttl, deadline)
+    }
+
+    fn detach(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        self.provider.detach(lease, ttl, deadline)
     }
 
     fn proof(&self, lease: &ErasedLease) -> Option<Proof> {

@@ -79,6 +79,8 @@ pub(super) struct Bound {
     pub(super) base: Option<u64>,
     /// The largest epoch of a grant before the request was sent.
     pub(super) largest_epoch: u64,
+    /// The revision before the key was resumed; 0 if it is not.
+    pub(super) resumed: i64,
 }
 
 /// One request, in the form that every attempt needs.
@@ -151,6 +153,7 @@ impl<'a> Attempt<'a> {
             lease: self.lease(ttl, FRESH.min(ttl / 16), until, cancel)?,
             base: self.store.epochs.base(),
             largest_epoch: self.store.epochs.largest(),
+            resumed: 0,
         })
     }
 

@@ -11,9 +11,12 @@ use lockkeeper_remote::{Failure, senseless};
 use super::attempt::{Answer, Attempt, Bound};
 use super::lease::EtcdLease;
 use super::leases::Lease;
+use super::tickets::resume;
 use crate::connection::client::Owed;
 use crate::connection::failure::Refusal;
 use crate::store::Store;
+use crate::wire::KeyValue;
+use crate::wire::entry::Entry;
 use crate::wire::txn::{Txn, TxnReply, put, unchanged};
 
 /// The data that an operation needs for its transaction.
@@ -41,6 +44,13 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
     if operations.len() > most {
         let parts = operations.chunks_mut(most);
         return parts.for_each(|part| batch(store, part));
+    }
+    for operation in operations.iter_mut() {
+        if let Operation::Acquire(it) = operation
+            && it.request.is_resume()
+        {
+            it.answer = Some(resume(store, it.request, until).map_err(Failure::into_error));
+        }
     }
     // A cancel closes the connection, so only a single operation can be cancelled.
     let cancel = match operations {
@@ -133,10 +143,7 @@ fn prepare<'o, 's, 'a: 's>(
     let (mut asked, mut txns) = (Vec::new(), Vec::new());
     for operation in operations.iter_mut().filter(|it| !it.is_answered()) {
         let prepared = match (&*operation, &failed) {
-            (Operation::Release(it), _) => {
-                let (key, created) = (&it.lease.key, it.lease.seen.created);
-                Ok((Part::Release, Txn::delete(key, created)))
-            }
+            (Operation::Release(it), _) => Ok((Part::Release, it.lease.delete())),
             (_, Some(failure)) => Err(failure.clone()),
             (Operation::Acquire(it), None) => {
                 let mut attempt = Attempt::new(store, it.request);
@@ -213,7 +220,7 @@ fn answer(
             it.answer = renewed(store, it, lease, asked_at, reply);
         }
         (Operation::Release(it), Part::Release) => {
-            store.expiry.remove(&it.lease.key, it.lease.seen.created);
+            forget(store, it.lease);
             it.answer = Some(Ok(match reply.succeeded {
                 true => Released::Done,
                 false => Released::AlreadyLost,
@@ -221,6 +228,17 @@ fn answer(
         }
         _ => {}
     }
+}
+
+/// Returns whether a key is still of the holder of this lease.
+pub(super) fn is_of(found: &KeyValue, held: &EtcdLease) -> bool {
+    found.seen.created == held.seen.created && Entry::read(&found.value).resumed() == held.resumed
+}
+
+/// Leaves the end of a lease to others.
+pub(super) fn forget(store: &Store, held: &EtcdLease) {
+    let of = (held.seen.created, held.resumed);
+    store.expiry.remove(&held.key, of);
 }
 
 /// Returns the result of an attempt. If the name was not free, the attempt continues alone. An earlier attempt of
@@ -260,19 +278,19 @@ fn renewed(
             held.lease = lease.id;
         }
         None => return Some(Err(senseless())),
-        Some(Some(found)) if found.seen.created == held.seen.created => {
+        Some(Some(found)) if is_of(&found, held) => {
             held.seen = found.seen;
             held.lease = found.lease;
         }
         Some(_) => {
-            store.expiry.remove(&held.key, held.seen.created);
+            forget(store, held);
             return Some(Ok(Renewal::Lost));
         }
     }
     if held.lease != lease.id {
         return None;
     }
-    let (created, ends) = (held.seen.created, asked_at + renewal.ttl);
-    store.expiry.enter(&held.key, created, lease.id, ends);
+    let (of, ends) = ((held.seen.created, held.resumed), asked_at + renewal.ttl);
+    store.expiry.enter(&held.key, of, lease.id, ends);
     Some(Ok(Renewal::Renewed))
 }

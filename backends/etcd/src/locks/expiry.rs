@@ -9,16 +9,24 @@ use std::sync::{Arc, Weak};
 use lockkeeper_core::{Error, HostInstant, Timer};
 use parking_lot::Mutex;
 
+use super::lease::delete;
 use super::leases::Leases;
 use crate::connection::client::Client;
-use crate::wire::txn::Txn;
 
 /// A key that ends unless it is renewed.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     ends: HostInstant,
     created: i64,
+    /// See [`EtcdLease::resumed`](super::lease::EtcdLease::resumed).
+    resumed: i64,
     lease: i64,
+}
+
+impl Entry {
+    fn is_of(&self, (created, resumed): (i64, i64)) -> bool {
+        self.created == created && self.resumed == resumed
+    }
 }
 
 /// The keys of a provider with their ends, and the thread that deletes them.
@@ -56,19 +64,21 @@ impl Expiry {
     ///
     /// A fixed lease is verified for the rest of its ttl, which the keeper counts from the last keep-alive before
     /// its grant. The key still gets its whole ttl.
-    pub(crate) fn enter(&self, key: &str, created: i64, lease: i64, ends: HostInstant) {
+    pub(crate) fn enter(&self, key: &str, of: (i64, i64), lease: i64, ends: HostInstant) {
+        let (created, resumed) = of;
         let entry = Entry {
             ends,
             created,
+            resumed,
             lease,
         };
         let mut state = self.state.lock();
         let known = state.keys.entry(key.to_owned()).or_insert(entry);
-        if known.created == created {
+        if known.is_of(of) {
             known.ends = known.ends.max(ends);
             known.lease = lease;
         } else {
-            // The former entry was an earlier request of the same key, which has ended.
+            // The former entry was an earlier request of the same key, or an earlier holder, which has ended.
             *known = entry;
         }
         if state.next.is_none_or(|next| ends < next) {
@@ -78,9 +88,9 @@ impl Expiry {
     }
 
     /// Removes a key that was released or has ended. A later request may have it again.
-    pub(crate) fn remove(&self, key: &str, created: i64) {
+    pub(crate) fn remove(&self, key: &str, of: (i64, i64)) {
         let keys = &mut self.state.lock().keys;
-        if keys.get(key).is_some_and(|entry| entry.created == created) {
+        if keys.get(key).is_some_and(|entry| entry.is_of(of)) {
             keys.remove(key);
         }
     }
@@ -95,7 +105,7 @@ impl Expiry {
         drop(state);
         for (key, entry) in over {
             let until = clock.now() + self.client.attempt();
-            let delete = Txn::delete(&key, entry.created);
+            let delete = delete(&key, entry.created, entry.resumed);
             if self.client.txn(delete, until, None).is_err() {
                 // The key must end nevertheless. The keys of the other locks move to another lease.
                 self.leases.retire(entry.lease);
@@ -126,15 +136,18 @@ mod tests {
         let expiry = Expiry::new(client, leases);
         let after = |seconds| now + Duration::from_secs(seconds);
         let entry = || expiry.state.lock().keys.get("key").copied();
-        expiry.enter("key", 1, 7, after(9));
-        expiry.enter("key", 1, 7, after(8));
+        expiry.enter("key", (1, 0), 7, after(9));
+        expiry.enter("key", (1, 0), 7, after(8));
         assert_eq!(entry().unwrap().ends, after(9));
-        expiry.enter("key", 2, 7, after(3));
+        expiry.enter("key", (2, 0), 7, after(3));
         let again = entry().unwrap();
         assert_eq!((again.created, again.ends), (2, after(3)));
-        expiry.remove("key", 1);
+        expiry.remove("key", (1, 0));
         assert!(entry().is_some());
-        expiry.remove("key", 2);
+        expiry.enter("key", (2, 5), 7, after(4));
+        expiry.remove("key", (2, 0));
+        assert_eq!(entry().unwrap().ends, after(4), "it was resumed");
+        expiry.remove("key", (2, 5));
         assert!(entry().is_none());
     }
 }

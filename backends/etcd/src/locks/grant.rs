@@ -17,7 +17,7 @@ use super::epochs::{base_in, base_text};
 use super::lease::EtcdLease;
 use super::leases::Lease;
 use crate::connection::failure::Refusal;
-use crate::wire::entry::value;
+use crate::wire::entry::{value, value_at};
 use crate::wire::keys::KeyRange;
 use crate::wire::txn::{
     Txn, TxnReply, exists_since, get, is_equal, none_before, none_of, put, unchanged,
@@ -52,7 +52,12 @@ impl Attempt<'_> {
     ///
     /// After a lost reply, the lease is retired: the request must not bind the key to a lease that is kept
     /// alive.
-    fn txn(&self, txn: Txn, lease: Lease, until: HostInstant) -> Result<TxnReply, Failure> {
+    pub(super) fn txn(
+        &self,
+        txn: Txn,
+        lease: Lease,
+        until: HostInstant,
+    ) -> Result<TxnReply, Failure> {
         let reply = self.store.client.txn(txn, until, self.request.cancel());
         if matches!(reply, Err(Failure::Unanswered(_))) || Refusal::LeaseGone.is_in(&reply) {
             self.store.leases.retire(lease.id);
@@ -62,12 +67,12 @@ impl Attempt<'_> {
 
     /// Returns the operation that writes the key of a grant.
     fn put(&self, slot: u32, bound: &Bound) -> Value {
-        let value = value(self.request, Some((slot, None)));
+        let value = value_at(self.request, Some((slot, None)), bound.resumed);
         put(&self.key, &value, bound.lease.id)
     }
 
     /// Returns the operations of a grant: it reads the base of the epoch.
-    fn take(&self, slot: u32, bound: &Bound) -> Vec<Value> {
+    pub(super) fn take(&self, slot: u32, bound: &Bound) -> Vec<Value> {
         let base = get(&KeyRange::one(self.store.keys.base.as_str()));
         vec![base, self.put(slot, bound)]
     }
@@ -230,7 +235,7 @@ impl Attempt<'_> {
                 raised.inspect_err(|_| store.leases.retire(bound.lease.id))?
             }
         };
-        let epoch = epoch_over(base);
+        let (epoch, resumed) = (epoch_over(base), bound.resumed);
         epochs.note(epoch);
         epochs.note_base(Some(base));
         let created = own.map_or(granted, |own| own.created);
@@ -240,14 +245,15 @@ impl Attempt<'_> {
         };
         let Lease { id, kept_at } = bound.lease;
         let ends = self.request.now() + self.request.ttl();
-        store.expiry.enter(&self.key, created, id, ends);
+        store.expiry.enter(&self.key, (created, resumed), id, ends);
         store.listener.note_grant();
         Ok(Grant {
             lease: EtcdLease {
                 key: self.key.clone(),
                 seen,
                 lease: id,
-                value: value(self.request, Some((slot, Some(epoch)))),
+                value: value_at(self.request, Some((slot, Some(epoch))), resumed),
+                resumed,
             },
             epoch,
             asked_at: kept_at,

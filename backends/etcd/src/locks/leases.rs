@@ -39,7 +39,7 @@ pub(crate) struct Leases {
 }
 
 /// Returns the ttl in seconds of the lease for locks with `ttl`, since etcd counts whole seconds.
-fn seconds(ttl: Duration) -> u64 {
+pub(super) fn seconds(ttl: Duration) -> u64 {
     ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)
 }
 
@@ -124,7 +124,7 @@ impl Leases {
 
     /// Grants a lease, until `until` or a cancel. Returns it with the ttl in seconds that the cluster gave it, which has a
     /// minimum.
-    fn grant(
+    pub(super) fn grant(
         &self,
         seconds: u64,
         until: HostInstant,

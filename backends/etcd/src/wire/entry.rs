@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Holder, Mode, process_label};
+use lockkeeper_core::{AcquireRequest, Holder, LeaseId, Mode, process_label};
 use lockkeeper_remote::host_name;
 use serde_json::{Value, json};
 
@@ -13,6 +13,16 @@ pub(crate) struct Entry(Value);
 /// Returns the value of a request: one that waits, or one that is granted a slot. The epoch of a grant follows from
 /// the revision at which the key is written, and is in the value if it was another one.
 pub(crate) fn value(request: &AcquireRequest<'_>, granted: Option<(u32, Option<u64>)>) -> String {
+    value_at(request, granted, 0)
+}
+
+/// Returns the value of a request that resumes a lease whose key was last written at the revision `resumed`; 0 if it does
+/// not.
+pub(crate) fn value_at(
+    request: &AcquireRequest<'_>,
+    granted: Option<(u32, Option<u64>)>,
+    resumed: i64,
+) -> String {
     let (owner, limit) = (request.owner(), request.mode().limit());
     let since = owner.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut value = json!({
@@ -30,13 +40,22 @@ pub(crate) fn value(request: &AcquireRequest<'_>, granted: Option<(u32, Option<u
     if let Some(fields) = value.as_object_mut() {
         fields.retain(|_, field| !field.is_null());
     }
-    value.to_string()
+    let value = value.to_string();
+    match value.strip_prefix('{') {
+        Some(fields) if resumed > 0 => format!("{}{fields}", start(resumed)),
+        _ => value,
+    }
+}
+
+/// Returns what the value of a lease begins with that was resumed. It differs from holder to holder, and conditions
+/// compare it.
+pub(crate) fn start(resumed: i64) -> String {
+    format!("{{\"resumed\":{resumed},")
 }
 
 /// Returns the owner of a request as values and keys have it.
 pub(crate) fn owner_text(request: &AcquireRequest<'_>) -> String {
-    let owner = request.owner();
-    format!("{:016x}-{}", owner.nonce, owner.request)
+    request.owner().lease_id().to_string()
 }
 
 impl Entry {
@@ -78,6 +97,16 @@ impl Entry {
 
     pub(crate) fn slot(&self) -> Option<u32> {
         self.number("slot")
+    }
+
+    /// Returns the revision before the lease was resumed; 0 if it was not.
+    pub(crate) fn resumed(&self) -> i64 {
+        self.0.get("resumed").and_then(Value::as_i64).unwrap_or(0)
+    }
+
+    /// Returns what identifies the lease.
+    pub(crate) fn lease_id(&self) -> Option<LeaseId> {
+        LeaseId::parse(self.0.get("owner")?.as_str()?)
     }
 
     pub(crate) fn epoch(&self) -> Option<u64> {

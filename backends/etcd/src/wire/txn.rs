@@ -68,6 +68,12 @@ pub(crate) fn is_equal(key: &str, value: &str) -> Value {
     value_is(key, "EQUAL", value)
 }
 
+/// Returns conditions that are true if the value of `key` begins with `start`, which ends with a comma.
+pub(crate) fn begins_with(key: &str, start: &str) -> Vec<Value> {
+    let end = format!("{}-", start.trim_end_matches(','));
+    vec![value_is(key, "GREATER", start), value_is(key, "LESS", &end)]
+}
+
 /// Returns the operation that reads keys.
 pub(crate) fn get(keys: &KeyRange) -> Value {
     json!({ "request_range": range(keys) })

@@ -9,6 +9,7 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireRequest, CancelRegistration, Error, ErrorKind, Grant, HostInstant};
 
 use super::attempt::{Busy, Outcome, QueueEntry, attempt};
+use super::db::Session;
 use super::holders::Key;
 use super::lease::{self, Acquisition, SqliteLease};
 use super::process::{HolderWatch, Process};
@@ -34,6 +35,10 @@ pub(super) fn acquire(
     // The listener does not end while this lives.
     let mut acquisition = Acquisition::new(store, request);
     store.listen();
+    if request.is_resume() {
+        let resume = |session: &Session<'_>| lease::resume(session, &acquisition, request.now());
+        return store.db.transact(&retry(), resume);
+    }
     let granted = store.db.run(&retry(), |session| {
         lease::take_if_free(session, &acquisition, request.now())
     })?;

@@ -137,7 +137,8 @@ fn holder(row: &HeldRow) -> Holder {
             .shares_pid_scope(&row.lock.holder)
             .then(hostname)
             .flatten(),
-        pid: Some(row.lock.holder.pid),
+        // No process has a lease that was detached.
+        pid: Some(row.lock.holder.pid).filter(|pid| *pid != 0),
         since: UNIX_EPOCH.checked_add(Duration::from_millis(since)),
         label: row.label.clone(),
         ..Holder::default()

@@ -92,6 +92,10 @@ fn answer(
                 return Ok(NextHolder::None);
             }
             let acquisition = Acquisition::new(store, request);
+            if request.is_resume() {
+                it.answer = Some(Ok(lease::resume(session, &acquisition, now)?));
+                return Ok(NextHolder::None);
+            }
             if let Some(grant) = lease::take_if_free(session, &acquisition, now)? {
                 it.answer = Some(Ok(Some(grant)));
                 return Ok(NextHolder::None);

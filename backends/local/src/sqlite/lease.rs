@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Grant, HostInstant, LockName, epoch_at, process_label};
+use lockkeeper_core::{
+    AcquireRequest, Grant, HostInstant, LeaseId, LockName, epoch_at, process_label,
+};
 
 use super::db::Session;
 use super::holders::{Key, nanos, signed, stored_mode};
@@ -45,6 +47,19 @@ const LAST_EPOCH: &str =
     "SELECT epoch FROM lock WHERE namespace = '' AND name = '' AND permits = 0 AND slot = 0";
 const RENEW: &str = "UPDATE lock SET asked = ?6, expires = ?7
  WHERE namespace = ?1 AND name = ?2 AND permits = ?3 AND slot = ?4 AND epoch = ?5 AND expires > ?6";
+/// The row keeps where its process was, so that it ends with the boot of the host.
+const DETACH: &str = "UPDATE lock SET asked = ?6, expires = ?7, pid = 0, start = 0
+ WHERE namespace = ?1 AND name = ?2 AND permits = ?3 AND slot = ?4 AND epoch = ?5 AND expires > ?6
+ RETURNING process, request";
+const MINT: &str = "UPDATE lock SET epoch = max(?1, epoch + 1)
+ WHERE namespace = '' AND name = '' AND permits = 0 AND slot = 0";
+/// The larger epoch is what the former holder does not have.
+const RESUME: &str = "UPDATE lock SET
+ epoch = (SELECT epoch FROM lock WHERE namespace = '' AND name = '' AND permits = 0 AND slot = 0),
+ pid = ?5, start = ?6, place = ?7, since = ?8, asked = ?9, expires = ?10
+ WHERE namespace = ?1 AND name = ?2 AND permits = 0 AND process = ?3 AND request = ?4 AND epoch > 0
+ AND asked <= ?9 AND expires > ?9
+ RETURNING slot, epoch";
 const RELEASE: &str = "DELETE FROM lock
  WHERE namespace = ?1 AND name = ?2 AND permits = ?3 AND slot = ?4 AND epoch = ?5
  AND contended = 0 AND expires > ?6";
@@ -190,6 +205,60 @@ pub(super) fn renew(
         times.1,
     );
     Ok(session.change(RENEW, params)? > 0)
+}
+
+/// Extends a lease that no process has from then on. `None` if it has expired or was replaced.
+pub(super) fn detach(
+    session: &Session<'_>,
+    key: Key<'_>,
+    lease: &SqliteLease,
+    now: HostInstant,
+    ttl: Duration,
+) -> rusqlite::Result<Option<LeaseId>> {
+    let (slot, epoch) = (lease.slot, signed(lease.epoch));
+    let params = (
+        key.namespace,
+        key.name,
+        key.permits,
+        slot,
+        epoch,
+        nanos(now),
+        nanos(now + ttl),
+    );
+    session.first(DETACH, params, |row| {
+        Ok(LeaseId {
+            nonce: row.get::<_, i64>(0)?.cast_unsigned(),
+            request: row.get::<_, i64>(1)?.cast_unsigned(),
+        })
+    })
+}
+
+/// Gives the lease of a ticket to this process, in a write transaction. `None` if it has ended.
+pub(super) fn resume(
+    session: &Session<'_>,
+    acquisition: &Acquisition<'_>,
+    now: HostInstant,
+) -> rusqlite::Result<Option<Grant<SqliteLease>>> {
+    let (process, request) = (Process::own(), acquisition.request);
+    let (owner, clock) = (request.owner(), SystemTime::now());
+    let since = clock.duration_since(UNIX_EPOCH).unwrap_or_default();
+    session.change(MINT, (signed(epoch_at(clock)),))?;
+    let params = (
+        acquisition.key.namespace,
+        acquisition.key.name,
+        signed(owner.nonce),
+        signed(owner.request),
+        process.pid,
+        signed(process.start),
+        process.pid_scope.as_str(),
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
+        nanos(now),
+        nanos(now + request.ttl()),
+    );
+    session.first(RESUME, params, |row| {
+        let (slot, epoch) = (row.get(0)?, row.get::<_, i64>(1)?);
+        Ok(acquisition.grant(slot, epoch.cast_unsigned(), now))
+    })
 }
 
 /// Ends a lease of a name without waiters in one statement. Returns `false` if the name has waiters, or

@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
-    Grant, HostInstant, Key, KeySpec, LeaseVerifier, LockProvider, OpenContext, Operation,
+    Grant, HostInstant, Key, KeySpec, LeaseId, LeaseVerifier, LockProvider, OpenContext, Operation,
     ReleaseDispatch, Released, Renewal, StoreInfo, StoreUrl, SystemClock, Takes, Usage,
 };
 
@@ -202,6 +202,7 @@ impl StoreInfo for SqliteProvider {
             .with(Capability::Shared)
             .with(Capability::Permits)
             .with(Capability::ProposedEpoch)
+            .with(Capability::Tickets)
             .with_batch(batch::MAX_OPERATIONS);
         if Process::can_detect_ends() {
             capabilities.with(Capability::DeadOwnerTakeOver)
@@ -259,6 +260,23 @@ impl Backend for SqliteProvider {
     fn send_release(&self, lease: &mut SqliteLease) -> ReleaseDispatch {
         let until = self.store.clock.now() + DROP_LIMIT;
         ReleaseDispatch::Answered(Backend::release(self, lease, until))
+    }
+
+    fn detach(
+        &self,
+        lease: &mut SqliteLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        let store = &*self.store;
+        let (retry, key) = (
+            BusyRetry::until(&*store.clock, deadline),
+            store.lease_key(lease),
+        );
+        let detached = store.db.run(&retry, |session| {
+            lease::detach(session, key, lease, store.clock.now(), ttl)
+        });
+        detached.map_err(unknown)
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {

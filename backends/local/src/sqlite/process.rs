@@ -5,6 +5,9 @@ use std::sync::OnceLock;
 /// The end of the pid scope outside of containers: PROC_PID_INIT_INO of linux/proc_ns.h.
 const HOST_PIDS: &str = "/pid:[4026531836]";
 
+/// The pid of a lease that no process has.
+const NONE: u32 = 0;
+
 /// The identity of a process. Pids are reused; pids with start times are not.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Process {
@@ -57,7 +60,7 @@ impl Process {
 
     /// Returns whether the pid means the same process here.
     fn has_valid_pid(&self) -> bool {
-        !self.pid_scope.is_empty() && self.shares_pid_scope(Self::own())
+        self.pid != NONE && !self.pid_scope.is_empty() && self.shares_pid_scope(Self::own())
     }
 
     /// Returns whether both processes are in one pid namespace, and see one host name.

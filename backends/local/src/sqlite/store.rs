@@ -41,7 +41,7 @@ impl Store {
         }
     }
 
-    fn lease_key<'a>(&'a self, lease: &'a SqliteLease) -> Key<'a> {
+    pub(super) fn lease_key<'a>(&'a self, lease: &'a SqliteLease) -> Key<'a> {
         self.key(&lease.name, lease.permits)
     }
 

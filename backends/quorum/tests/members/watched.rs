@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Clock, ErasedLease, Error, Grant, HostInstant, LeaseVerifier,
-    LockProvider, Operation, Proof, ReleaseDispatch, Released, Renewal, StoreInfo, SystemClock,
+    AcquireRequest, Capabilities, Clock, ErasedLease, Error, Grant, HostInstant, LeaseId,
+    LeaseVerifier, LockProvider, Operation, Proof, ReleaseDispatch, Released, Renewal, StoreInfo,
+    SystemClock,
 };
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
 
@@ -93,6 +94,24 @@ impl LockProvider for Watched {
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
         self.store.watch_leases(verifier);
+    }
+
+    fn detach(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        self.inner.detach(lease, ttl, deadline)
+    }
+
+    fn detach(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        self.store.detach(lease, ttl, deadline)
     }
 
     fn proof(&self, lease: &ErasedLease) -> Option<Proof> {

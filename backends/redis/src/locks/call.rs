@@ -10,10 +10,10 @@ use redis::Value;
 use crate::topology::node::Node;
 use crate::wire::failure::{accepted, parse};
 use crate::wire::keys::Keys;
-use crate::wire::lease::{self, RedisLease, millis, owner};
+use crate::wire::lease::{self, RedisLease, lasting_part, millis, owner};
 use crate::wire::reply::Reply;
 use crate::wire::script::Script;
-use crate::wire::scripts::{ACQUIRE, INSPECT, LEAVE, PROPOSE, RELEASE, RENEW};
+use crate::wire::scripts::{ACQUIRE, INSPECT, LEAVE, PROPOSE, RELEASE, RENEW, RESUME};
 use crate::wire::server_clock::{epoch, last_epoch, micros};
 
 /// A request about one name.
@@ -51,6 +51,8 @@ struct Attempt<'a> {
     proposed: Option<String>,
     /// The waiter and its state, if it queues.
     in_queue: Option<(&'a str, &'static str)>,
+    /// The part of the lease that stays, if the request resumes it.
+    resumed: Option<String>,
     /// Whether the server may have granted the name in an attempt that failed.
     may_be_granted: bool,
     /// Whether the server has refused it as late once, by which its clock is known.
@@ -100,6 +102,7 @@ impl<'a> Call<'a> {
             ttl: millis(request.ttl()).to_string(),
             proposed: request.proposed_epoch().map(|it| micros(it).to_string()),
             in_queue: None,
+            resumed: request.is_resume().then(|| lasting_part(request)),
             may_be_granted: false,
             was_late: false,
         };
@@ -170,6 +173,11 @@ impl<'a> Call<'a> {
         matches!(self.verb, Verb::Attempt(_))
     }
 
+    /// Returns whether it is an attempt whose grant is a new lease.
+    pub(super) fn is_of_new_lease(&self) -> bool {
+        matches!(&self.verb, Verb::Attempt(attempt) if attempt.resumed.is_none())
+    }
+
     pub(super) fn is_renewal(&self) -> bool {
         matches!(self.verb, Verb::Renew { .. })
     }
@@ -210,6 +218,7 @@ impl<'a> Call<'a> {
     pub(super) fn script(&self) -> &'static Script {
         match &self.verb {
             Verb::Attempt(attempt) if attempt.proposed.is_some() => &PROPOSE,
+            Verb::Attempt(attempt) if attempt.resumed.is_some() => &RESUME,
             Verb::Attempt(_) => &ACQUIRE,
             Verb::Renew { .. } => &RENEW,
             Verb::Release => &RELEASE,
@@ -246,6 +255,7 @@ impl<'a> Call<'a> {
         if let Some((waiter, state)) = attempt.in_queue {
             args.extend([waiter, state]);
         }
+        args.extend(attempt.resumed.as_deref());
         if let Some(micros) = &attempt.proposed {
             args.extend(["", "", micros]);
         }

@@ -198,7 +198,7 @@ impl Node {
         };
         let unacknowledged = calls.iter_mut().filter(|call| call.is_unacknowledged());
         let (mut granted, renewed): (Vec<_>, Vec<_>) =
-            unacknowledged.partition(|call| call.is_attempt());
+            unacknowledged.partition(|call| call.is_of_new_lease());
         renewed
             .into_iter()
             .for_each(|call| call.fail(refusal("renewal")));

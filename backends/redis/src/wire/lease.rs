@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Holder, Mode, process_label};
+use lockkeeper_core::{AcquireRequest, Holder, LeaseId, Mode, process_label};
 use lockkeeper_remote::host_name;
 
 /// What is before the label at the end of a lease.
@@ -42,10 +42,9 @@ pub(crate) fn owner(request: &AcquireRequest<'_>) -> String {
     let owner = request.owner();
     let since = owner.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     let text = format!(
-        "{} {:016x}-{} host={host} pid={} since={}",
+        "{} {} host={host} pid={} since={}",
         code(request.mode()),
-        owner.nonce,
-        owner.request,
+        owner.lease_id(),
         owner.pid,
         since.as_millis()
     );
@@ -63,6 +62,16 @@ pub(crate) fn lease(minted: i64, slot: u32, owner: &str) -> String {
         0 => format!("{seconds}.{micros} {owner}"),
         slot => format!("{seconds}.{micros} {slot}{owner}"),
     }
+}
+
+/// Returns the part of an exclusive lease that stays the same when it is resumed.
+pub(crate) fn lasting_part(request: &AcquireRequest<'_>) -> String {
+    format!(" x {} host=", request.owner().lease_id())
+}
+
+/// Reads what identifies a lease; `None` if another program wrote it.
+pub(crate) fn id(lease: &str) -> Option<LeaseId> {
+    LeaseId::parse(lease.split(' ').nth(2)?)
 }
 
 /// Reads the mode and the slot of a lease.

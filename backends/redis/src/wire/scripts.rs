@@ -132,11 +132,42 @@ end
 /// (it will not wait longer).
 ///
 /// The reply is a [`Reply`](crate::wire::reply::Reply). A double holds its times exactly until 2255.
-pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| acquire(MINT));
+pub(crate) static ACQUIRE: LazyLock<Script> =
+    LazyLock::new(|| acquire("local me, state = ARGV[5], ARGV[6]\n", MINT));
 
 /// Tries to acquire a name with an epoch that the request proposes. It is [`ACQUIRE`] with a further
 /// argument, the proposed time of the epoch in microseconds. The waiter and its state are empty.
-pub(crate) static PROPOSE: LazyLock<Script> = LazyLock::new(|| acquire(PROPOSED));
+pub(crate) static PROPOSE: LazyLock<Script> =
+    LazyLock::new(|| acquire("local me, state = nil, nil\n", PROPOSED));
+
+/// Gives a lease to another holder, with a larger epoch.
+///
+/// Key and arguments are those of [`ACQUIRE`], and instead of a waiter the part of the lease that stays the same: ` x `,
+/// and what the owner begins with. The reply is that of an attempt, busy without that lease.
+pub(crate) static RESUME: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(format!(
+        "{BEGIN}{VALUES}{MINT}local id, me = ARGV[5], nil
+local single = call('MGET', key)[1]
+if single and not is_lease(single) then return foreign(key) end
+{}read()
+for _, lease in ipairs(live) do
+  if string.find(lease, id, 1, true) then
+    local failed = mint()
+    if failed then return failed end
+    if single then
+      call('SET', key, stamp .. owner, 'PX', ttl)
+    else
+      call('ZREM', key, lease)
+      put(stamp .. owner, ttl)
+    end
+    return minted
+  end
+end
+return {{'busy', 0, 0}}
+",
+        state_of_name()
+    ))
+});
 
 /// Recognises the values that these scripts write. Other values belong to other programs, and are not
 /// changed.
@@ -150,8 +181,7 @@ local function foreign(key) return {err = 'WRONGTYPE the value of ' .. key .. ' 
 ";
 
 /// Makes the time of the epoch larger than the last one.
-const MINT: &str = "local me, state = ARGV[5], ARGV[6]
-local minted, stamp = now, time[1] .. '.' .. time[2] .. ' '
+const MINT: &str = "local minted, stamp = now, time[1] .. '.' .. time[2] .. ' '
 -- Makes the time of the epoch larger than the last one. Returns an error if that fails.
 local function mint()
   local last = redis.pcall('SET', ARGV[4], now, 'GET')
@@ -170,8 +200,7 @@ end
 ";
 
 /// Takes the proposed time for the epoch if it is larger than the last one.
-const PROPOSED: &str = "local me, state = nil, nil
-local minted = tonumber(ARGV[7])
+const PROPOSED: &str = "local minted = tonumber(ARGV[7])
 local micros = minted % 1000000
 local stamp = string.format('%.0f.%.0f ', (minted - micros) / 1000000, micros)
 -- Returns an error if that fails.
@@ -185,17 +214,20 @@ local function mint()
 end
 ";
 
-/// Returns the script that acquires a name, with the code that sets the time of its epoch.
-fn acquire(mint: &str) -> Script {
-    Script::new(format!(
-        "local call, key, owner, ttl = redis.call, KEYS[1], ARGV[2], ARGV[3]
+/// Reads the arguments, and refuses a request that is late.
+const BEGIN: &str = "local call, key, owner, ttl = redis.call, KEYS[1], ARGV[2], ARGV[3]
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-if now > tonumber(ARGV[1]) then return {{'late', now}} end
+if now > tonumber(ARGV[1]) then return {'late', now} end
 -- On a node of a cluster that gives the slot away, a key that this script deletes is not found again, and the script
 -- would end with half of its work. A key that never was ends it there before it changes anything.
 if KEYS[2] then call('PTTL', KEYS[2] .. ':none') end
-{VALUES}{mint}local taken = stamp
+";
+
+/// Returns the script that acquires a name, with the code that reads its waiter, and that sets the time of its epoch.
+fn acquire(waiter: &str, mint: &str) -> Script {
+    Script::new(format!(
+        "{BEGIN}{VALUES}{waiter}{mint}local taken = stamp
 if call('SET', key, stamp .. owner, 'NX', 'PX', ttl) then
   local failed = mint()
   if failed then

@@ -26,7 +26,7 @@ const MAX_DELAY: Duration = Duration::from_millis(20);
 #[derive(Default)]
 pub(super) struct Turns {
     waiting: BTreeMap<u64, Unparker>,
-    last_ticket: u64,
+    last_number: u64,
     /// How often the store was asked in this outage.
     probes: u32,
 }
@@ -36,17 +36,17 @@ impl Turns {
         Some(*self.waiting.first_key_value()?.0)
     }
 
-    /// Returns the ticket of an acquisition that enters behind all others.
+    /// Returns the number of an acquisition that enters behind all others.
     fn enter(&mut self, unparker: Unparker) -> u64 {
-        self.last_ticket += 1;
-        self.waiting.insert(self.last_ticket, unparker);
-        self.last_ticket
+        self.last_number += 1;
+        self.waiting.insert(self.last_number, unparker);
+        self.last_number
     }
 
     /// Removes an acquisition, and wakes the next one if it was the first.
-    fn leave(&mut self, ticket: u64) {
-        let was_first = self.first() == Some(ticket);
-        self.waiting.remove(&ticket);
+    fn leave(&mut self, number: u64) {
+        let was_first = self.first() == Some(number);
+        self.waiting.remove(&number);
         match self.waiting.first_key_value() {
             Some((_, next)) if was_first => next.unpark(),
             Some(_) => {}
@@ -71,12 +71,12 @@ impl Turns {
 pub(in crate::engine) struct OutageWait<'a> {
     pub(in crate::engine) health: &'a Health,
     /// Drawn when it waits in an outage; 0 before.
-    ticket: u64,
+    number: u64,
 }
 
 impl<'a> OutageWait<'a> {
     pub(in crate::engine) fn new(health: &'a Health) -> Self {
-        Self { health, ticket: 0 }
+        Self { health, number: 0 }
     }
 
     /// Waits until this acquisition may ask: at once if there is no outage, after a back-off as the first, and else at
@@ -97,18 +97,18 @@ impl<'a> OutageWait<'a> {
         let _wake = limits.unpark_on_cancel(&parker);
         let (mut is_parked, mut ask_at) = (false, None);
         let mut state = lock(&self.health.state);
-        if state.turns.first() == Some(self.ticket) {
+        if state.turns.first() == Some(self.number) {
             state.turns.probes = state.turns.probes.saturating_add(1);
         }
-        state.turns.leave(self.ticket);
+        state.turns.leave(self.number);
         let result = loop {
             let State { outage, turns, .. } = &mut *state;
             let Some((_, cause)) = outage else {
                 break Ok(());
             };
             // Behind all others; also if its outage has ended, and this is another one.
-            if !turns.waiting.contains_key(&self.ticket) {
-                self.ticket = turns.enter(parker.unparker().clone());
+            if !turns.waiting.contains_key(&self.number) {
+                self.number = turns.enter(parker.unparker().clone());
                 ask_at = None;
             }
             let left = limits.left();
@@ -116,7 +116,7 @@ impl<'a> OutageWait<'a> {
                 break Err(cause.clone());
             }
             let mut limit = left.min(MAX_SLEEP);
-            if turns.first() == Some(self.ticket) {
+            if turns.first() == Some(self.number) {
                 let pause = backoff(retries.max(turns.probes)).min(left);
                 let ask_at = *ask_at.get_or_insert_with(|| Instant::now() + pause);
                 let pause = ask_at.saturating_duration_since(Instant::now());
@@ -142,8 +142,8 @@ impl<'a> OutageWait<'a> {
 
 impl Drop for OutageWait<'_> {
     fn drop(&mut self) {
-        if self.ticket != 0 {
-            lock(&self.health.state).turns.leave(self.ticket);
+        if self.number != 0 {
+            lock(&self.health.state).turns.leave(self.number);
         }
     }
 }
@@ -183,7 +183,7 @@ mod tests {
     fn first<'h>(health: &'h Health, clock: &ManualClock) -> OutageWait<'h> {
         let mut first = OutageWait::new(health);
         first.wait(&limits(clock), 0).unwrap();
-        assert_eq!(lock(&health.state).turns.first(), Some(first.ticket));
+        assert_eq!(lock(&health.state).turns.first(), Some(first.number));
         first
     }
 
@@ -300,6 +300,6 @@ mod tests {
             health.unpark_all();
             assert!(parked.join().unwrap().is_err());
         });
-        assert_eq!(lock(&health.state).turns.first(), Some(asks.ticket));
+        assert_eq!(lock(&health.state).turns.first(), Some(asks.number));
     }
 }

@@ -213,6 +213,18 @@ impl Hold {
         Err((guard, inside.lease.take(LeaseSlot::Gone)))
     }
 
+    /// Ends the only guard, whose lease a ticket has now. Returns its callbacks, to be dropped with no lock held. `None`
+    /// if the guard is lost.
+    pub(crate) fn end_detached(&self, now: HostInstant) -> Option<Callbacks> {
+        let mut inside = lock(&self.inside);
+        if !self.deadline.release(now) {
+            return None;
+        }
+        inside.lease = LeaseSlot::Gone;
+        self.notify(&inside);
+        Some(std::mem::take(&mut inside.on_lost))
+    }
+
     /// Ends the guard that has the hold: from here on nothing is renewed, and no loss is reported.
     /// It takes one lock for everything, since every release comes through here.
     pub(crate) fn end(&self, now: HostInstant) -> Ended {

@@ -29,6 +29,7 @@ pub(crate) struct Attempt {
     pub(crate) ttl: Duration,
     pub(crate) owner: Owner,
     pub(crate) is_retry: bool,
+    pub(crate) is_resume: bool,
     /// The end of the wait for the answer.
     pub(crate) deadline: HostInstant,
 }
@@ -80,15 +81,17 @@ impl Attempt {
             ttl: request.ttl,
             owner: request.owner(),
             is_retry: request.is_retry(),
+            is_resume: request.is_resume(),
             deadline,
         }
     }
 
     /// Returns the request of this attempt.
     pub(crate) fn request<'a>(&'a self, clock: &'a dyn Clock) -> AcquireRequest<'a> {
-        let request = AcquireRequest::attempt(&self.name, self.ttl, clock)
+        let mut request = AcquireRequest::attempt(&self.name, self.ttl, clock)
             .with_mode(self.mode)
             .ending_at(self.deadline);
+        request.is_resume = self.is_resume;
         request.owner.set(Some(self.owner));
         request.is_retry.set(self.is_retry);
         request

@@ -154,7 +154,10 @@ impl Engine {
             Waited::Answered(answer) => answer.granted(),
             Waited::NotSent(_) if request.is_cancelled() => Ok(None),
             Waited::NotSent(_) => Err(not_sent()),
-            Waited::Sent => match entry.leave(Settlement::GiveBack(request.ttl)) {
+            Waited::Sent => match entry.leave(match request.is_resume() {
+                true => Settlement::Leave,
+                false => Settlement::GiveBack(request.ttl),
+            }) {
                 Some((answer, _)) => answer.granted(),
                 // Its reply may be lost: then what it was granted has to be freed, also after a cancel.
                 None => Err(unanswered()),
@@ -406,6 +409,7 @@ impl Engine {
                     self.give_back(grant.lease, ttl);
                 }
             }
+            (Settlement::Leave, _) => {}
             // The store has ended the lease by itself.
             (Settlement::GiveBack(_), Some(_)) if matches!(answer.found, Ok(Found::NotHeld)) => {}
             (Settlement::GiveBack(ttl), Some(lease)) => self.give_back(lease, ttl),

@@ -13,6 +13,8 @@ use super::super::hold::lease::Asked;
 pub(crate) enum Settlement {
     /// What an attempt was granted, or a lease that it was to confirm, goes back. The store ends it after this ttl.
     GiveBack(Duration),
+    /// A lease that was resumed stays, for another resumption.
+    Leave,
     /// The lease comes back to its hold.
     Renewal { hold: Arc<Hold>, asked: Asked },
     /// A release is repeated if the store did not answer.
