@@ -151,6 +151,12 @@
 //! [`lead`](LockKeeper::lead) makes one process the leader for as long as it holds the lock. The page
 //! `docs/schedules.md` has the rules.
 //!
+//! ## From one process to another
+//!
+//! [`LockGuard::detach`] leaves the lock to a [`Ticket`], which is a text. [`LockKeeper::resume`] goes on with the lock, in
+//! another process or later. It is for jobs that are locked where they are queued, and freed where they are done. SQLite,
+//! Redis and etcd have tickets. The page `docs/tickets.md` has the rules, and the example `job_queue` a queue.
+//!
 //! The page `docs/shapes.md` says what each shape is for and what it costs. On a store without a shape,
 //! acquiring it is [`ErrorKind::Unsupported`]. If you require [`Capability::Shared`] or
 //! [`Capability::Permits`], opening fails instead.
@@ -331,8 +337,8 @@ pub use lockkeeper_core::{
     AcquireOptions, AsLockName, CancelRegistration, CancelToken, Capability, CommitProof, Config,
     Error, ErrorKind, FencingToken, Leader, LeasePolicy, LockGuard, LockGuards, LockKeeper,
     LockKeeperBuilder, LockName, LostSignal, MAX_PERMITS, Mode, ObservedLock, Observer, Outage,
-    Permit, ReentrantGuard, ReentrantKeeper, Released, Semaphore, TransactionLock, Usage, Wait,
-    WaitOutcome, WithLock,
+    Permit, ReentrantGuard, ReentrantKeeper, Released, Semaphore, Ticket, TransactionLock, Usage,
+    Wait, WaitOutcome, WithLock,
 };
 
 /// What operators ask a store: see [`LockKeeper::admin`].

@@ -56,7 +56,7 @@ const MINT: &str = "UPDATE lock SET epoch = max(?1, epoch + 1)
 /// The larger epoch is what the former holder does not have.
 const RESUME: &str = "UPDATE lock SET
  epoch = (SELECT epoch FROM lock WHERE namespace = '' AND name = '' AND permits = 0 AND slot = 0),
- pid = ?5, start = ?6, place = ?7, since = ?8, asked = ?9, expires = ?10
+ pid = ?5, start = ?6, place = ?7, since = ?8, asked = ?9, expires = ?10, label = ?11
  WHERE namespace = ?1 AND name = ?2 AND permits = 0 AND process = ?3 AND request = ?4 AND epoch > 0
  AND asked <= ?9 AND expires > ?9
  RETURNING slot, epoch";
@@ -254,6 +254,7 @@ pub(super) fn resume(
         i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
         nanos(now),
         nanos(now + request.ttl()),
+        process_label(),
     );
     session.first(RESUME, params, |row| {
         let (slot, epoch) = (row.get(0)?, row.get::<_, i64>(1)?);
