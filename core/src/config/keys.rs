@@ -291,7 +291,7 @@ common_keys! {
 
 const ANY_DURATION: Takes = Takes::Duration(Duration::ZERO, MAX_DURATION);
 const CAPABILITIES: Takes = Takes::Text(
-    "cross_process, cross_host, dead_owner_take_over, commit_proof, shared, permits or proposed_epoch; several with commas",
+    "cross_process, cross_host, dead_owner_take_over, commit_proof, shared, permits, proposed_epoch or tickets; several with commas",
 );
 
 /// A store that a store is made of, for the drivers of such stores:

@@ -96,15 +96,6 @@ impl LockProvider for Counted {
         self.provider.detach(lease, ttl, deadline)
     }
 
-    fn detach(
-        &self,
-        lease: &mut ErasedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Option<LeaseId>, Error> {
-        self.provider.detach(lease, ttl, deadline)
-    }
-
     fn proof(&self, lease: &ErasedLease) -> Option<Proof> {
         self.provider.proof(lease)
     }

@@ -102,15 +102,6 @@ impl LockProvider for Watched {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Option<LeaseId>, Error> {
-        self.inner.detach(lease, ttl, deadline)
-    }
-
-    fn detach(
-        &self,
-        lease: &mut ErasedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Option<LeaseId>, Error> {
         self.store.detach(lease, ttl, deadline)
     }
 
