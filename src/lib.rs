@@ -285,10 +285,10 @@
 //!
 //! # Async programs, and fork
 //!
-//! Every call blocks its thread. In an async program, call it on a thread for blocking work, such as tokio's
-//! `spawn_blocking`. A guard can be moved to another thread and shared by several. Dropping a guard may send a
-//! request to the store, so drop it on such a thread, too. The page `docs/async.md` has the rules, and
-//! `examples/axum` is a service with tokio.
+//! Every call blocks its thread. For programs with tokio, the package `lockkeeper-tokio` makes the calls on threads
+//! for blocking work, and has a guard that blocks no thread of the runtime. With another runtime, call them on such
+//! threads. A guard can be moved to another thread and shared by several. Only on SQLite may its drop wait, for another
+//! process. The page `docs/async.md` has the rules.
 //!
 //! After a `fork`, open a keeper in the child, and do not use the parent's: its threads do not exist
 //! there. On SQLite a store that was opened before the fork is refused in the child.

@@ -211,6 +211,11 @@ impl AcquireOptions {
         self
     }
 
+    /// Returns the token that ends the wait, if there is one.
+    pub fn cancel_token(&self) -> Option<&CancelToken> {
+        self.cancel.as_ref()
+    }
+
     /// Checks the values that are set. The others are the keeper's, which were checked when it was built. A check
     /// of all values took a sixth of the time of a lock within the process.
     pub(crate) fn check(&self, capabilities: &Capabilities) -> Result<(), Error> {

@@ -1,7 +1,5 @@
 //! A booking service with axum. Run it with `scripts/examples axum`; it serves itself, and ends.
 
-mod blocking;
-
 use std::collections::HashSet;
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,15 +11,14 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::post;
-use lockkeeper::{ErrorKind, LockKeeper};
+use lockkeeper::ErrorKind;
+use lockkeeper_tokio::AsyncKeeper;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use blocking::{AsyncGuard, with_lock};
-
 #[derive(Clone)]
 struct Shop {
-    keeper: LockKeeper,
+    keeper: AsyncKeeper,
     /// Stands for a database.
     sold: Arc<Mutex<HashSet<u32>>>,
 }
@@ -54,7 +51,7 @@ fn refused(error: &lockkeeper::Error) -> StatusCode {
 /// The work blocks, as Diesel and rusqlite do: lock, work and release are on one thread.
 async fn book(State(shop): State<Shop>, Path(seat): Path<u32>) -> StatusCode {
     let seller = shop.clone();
-    let booked = with_lock(&shop.keeper, format!("seat:{seat}"), move |lock| {
+    let booked = shop.keeper.with_lock(format!("seat:{seat}"), move |lock| {
         if seller.is_sold(seat) {
             return Ok(StatusCode::CONFLICT);
         }
@@ -69,7 +66,7 @@ async fn book(State(shop): State<Shop>, Path(seat): Path<u32>) -> StatusCode {
 
 /// The work is async, and the lock is held meanwhile: the payment is given up when the lock is lost.
 async fn book_with_payment(State(shop): State<Shop>, Path(seat): Path<u32>) -> StatusCode {
-    let lock = match AsyncGuard::lock(&shop.keeper, format!("seat:{seat}")).await {
+    let lock = match shop.keeper.lock(format!("seat:{seat}")).await {
         Ok(lock) => lock,
         Err(error) => return refused(&error),
     };
@@ -91,9 +88,10 @@ async fn book_with_payment(State(shop): State<Shop>, Path(seat): Path<u32>) -> S
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Opening talks to the store, so it blocks as well.
+    let open = || lockkeeper::open("memory:?wait=5s");
     let shop = Shop {
-        // Opening talks to the store, so it blocks as well.
-        keeper: tokio::task::spawn_blocking(|| lockkeeper::open("memory:?wait=5s")).await??,
+        keeper: AsyncKeeper::new(tokio::task::spawn_blocking(open).await??),
         sold: Arc::default(),
     };
     let app = Router::new()
@@ -116,17 +114,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
 
     // A future that is dropped ends its wait, and the lock is not taken later.
-    let held = AsyncGuard::lock(&shop.keeper, "seat:44".to_owned()).await?;
+    let held = shop.keeper.lock("seat:44").await?;
     let has_run = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&has_run);
-    let waiting = with_lock(&shop.keeper, "seat:44".to_owned(), move |_lock| {
+    let waiting = shop.keeper.with_lock("seat:44", move |_lock| {
         flag.store(true, Ordering::Relaxed);
     });
     let ended = tokio::time::timeout(Duration::from_millis(50), waiting).await;
     assert!(ended.is_err(), "the lock is held");
     drop(held);
     // A wait that goes on would be served first.
-    with_lock(&shop.keeper, "seat:44".to_owned(), |_lock| ()).await?;
+    shop.keeper.with_lock("seat:44", |_lock| ()).await?;
     assert!(!has_run.load(Ordering::Relaxed), "the wait has gone on");
     println!("/seats/44: the wait of a request that was dropped has ended");
     Ok(())
