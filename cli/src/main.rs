@@ -2,7 +2,7 @@
 //! ways of locking.
 //!
 //! `args` reads the command line and `settings` finds the store. `run`, `who`, `unlock` and `doctor`
-//! do what they are called; `compare` shows what the package `lockkeeper-compare` measures. All of
+//! do what they are called; `tickets` has locks that outlive the command; `compare` shows what the package `lockkeeper-compare` measures. All of
 //! them print with `output`, and fail with a `Failure`.
 
 mod args;
@@ -15,6 +15,7 @@ mod output;
 mod program;
 mod run;
 mod settings;
+mod tickets;
 mod unlock;
 mod who;
 
@@ -37,6 +38,9 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::main(&args),
         Command::Who(args) => who::main(&args),
         Command::Unlock(args) => unlock::main(&args),
+        Command::Acquire(args) => tickets::acquire(&args),
+        Command::Renew(args) => tickets::renew(&args),
+        Command::Release(args) => tickets::release(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Completions { shell } => return manual::completions(shell),
         Command::Manual { folder } => return manual::pages(folder.as_deref()),

@@ -13,7 +13,9 @@ use lockkeeper::backend::KeyValue as _;
 #[cfg(feature = "compare")]
 pub(crate) use compare::Compare;
 pub(crate) use operate::{Choice, Doctor, Unlock, Who};
-pub(crate) use run::{OnLost, Run};
+pub(crate) use run::{OnLost, Run, wait};
+
+use crate::tickets;
 
 /// Locks by name on the store of a URL, for shell scripts, cron and operators.
 #[derive(Debug, Parser)]
@@ -43,6 +45,18 @@ pub(crate) enum Command {
     /// Takes a lock away from its holder.
     #[command(long_about = operate::UNLOCK, after_long_help = operate::UNLOCK_DETAILS)]
     Unlock(Unlock),
+
+    /// Acquires a lock that outlives this command, and prints its ticket.
+    #[command(long_about = tickets::ACQUIRE, after_long_help = tickets::ACQUIRE_STATUS)]
+    Acquire(tickets::Acquire),
+
+    /// Gives the lock of a ticket another ttl.
+    #[command(long_about = tickets::RENEW, after_long_help = tickets::STATUS)]
+    Renew(tickets::Renew),
+
+    /// Frees the lock of a ticket.
+    #[command(long_about = tickets::RELEASE, after_long_help = tickets::STATUS)]
+    Release(tickets::Release),
 
     /// Checks whether a store is fit for locks.
     #[command(long_about = operate::DOCTOR, after_long_help = operate::DOCTOR_DETAILS)]

@@ -153,7 +153,7 @@ impl Run {
 /// The longest wait of a keeper.
 const MAX_WAIT: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
 
-fn wait(text: &str) -> Result<Wait, String> {
+pub(crate) fn wait(text: &str) -> Result<Wait, String> {
     match text {
         "forever" => Ok(Wait::Forever),
         text => match seconds_or_duration(text)? {

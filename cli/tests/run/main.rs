@@ -33,6 +33,7 @@ mod store_loss;
 #[cfg(target_os = "linux")]
 mod surroundings;
 mod terminal;
+mod tickets;
 mod watch;
 
 fn main() -> ExitCode {
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         surroundings::CASES,
         terminal::CASES,
+        tickets::CASES,
         watch::CASES,
     ];
     let on_redis = [

@@ -11,7 +11,8 @@ use serde_json::Value;
 use crate::loss::force;
 use crate::modes::has_mode;
 use crate::operate::{fits, out};
-use crate::rig::{Rig, code, exits, stderr_of};
+use crate::rig::{Rig, code, contains, exits, fails, stderr_of};
+use crate::tickets;
 
 /// One Redis and one PostgreSQL: the conformance suite covers how the others differ.
 pub(crate) fn trials() -> Vec<Trial> {
@@ -73,9 +74,24 @@ fn all_verbs(url: &str) {
         let slot = rig.run(&["--slots", "2", "a"], "echo $LOCKKEEPER_SLOT");
         assert_eq!(out(&slot), "0\n", "{}", stderr_of(&slot));
     }
+    if has_tickets(&rig) {
+        let ticket = tickets::acquire(&rig, &["t"]);
+        let release = ["release", "--ticket", &ticket];
+        exits(&rig.lockkeeper(&release).output().unwrap(), 0);
+    }
     let several = rig.run(&["-n", "c", "--also", "a"], "exit 7");
     exits(&several, 7);
     is_healthy(&rig);
+}
+
+/// Returns whether the store has tickets. Otherwise the error says so.
+fn has_tickets(rig: &Rig) -> bool {
+    let acquire = rig.lockkeeper(&["acquire", "t", "--ttl", "3s"]).output();
+    let acquire = acquire.unwrap();
+    if code(&acquire) != 0 {
+        contains(&fails(&acquire, 78), &["tickets"]);
+    }
+    code(&acquire) == 0
 }
 
 fn is_healthy(rig: &Rig) {
