@@ -56,11 +56,14 @@ pub trait RegisterStore: StoreInfo {
     /// See [`RegisterStore`].
     fn open_session(&self, ttl: Duration, call: Call<'_>) -> Result<SessionId, Error>;
 
-    /// Ends sessions that are no longer needed. If it fails, they end by themselves.
+    /// Ends sessions that are no longer needed. If it fails, they end by themselves, and so they do by default.
     ///
     /// # Errors
     /// See [`RegisterStore`].
-    fn end_sessions(&self, sessions: &[&str], call: Call<'_>) -> Result<(), Error>;
+    fn end_sessions(&self, sessions: &[&str], call: Call<'_>) -> Result<(), Error> {
+        let _ = (sessions, call);
+        Ok(())
+    }
 
     /// Waits until an entry has another version than `seen`, where `None` is an absent entry. It ends at the call's
     /// deadline or with a cancel, which are no errors. It may return early. `None` if the store has no notification:
@@ -77,11 +80,17 @@ pub trait RegisterStore: StoreInfo {
     fn list(&self, call: Call<'_>) -> Result<Vec<Entry>, Error>;
 
     /// Checks for settings and states that are known to break locks on this kind of store:
-    /// [`Admin::examine`](lockkeeper_core::Admin::examine). There is at least one finding.
+    /// [`Admin::examine`](lockkeeper_core::Admin::examine). There is at least one finding. The default counts the entries.
     ///
     /// # Errors
     /// Only if the store could not be asked at all.
-    fn examine(&self, call: Call<'_>) -> Result<Vec<Finding>, Error>;
+    fn examine(&self, call: Call<'_>) -> Result<Vec<Finding>, Error> {
+        let count = self.list(call)?.len();
+        Ok(vec![Finding::fine(
+            "entries",
+            format!("the store has {count} entries"),
+        )])
+    }
 
     /// Receives the handle by which the store asks a keeper to verify its leases, if it notices that sessions may have
     /// ended: [`Backend::watch_leases`](lockkeeper_core::Backend::watch_leases). The provider itself notices what an

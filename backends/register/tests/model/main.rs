@@ -35,31 +35,14 @@ const PERMIT: Mode = Mode::Permit { limit: 2 };
 /// Visits all worlds that can come of this one, and checks each.
 fn check(modes: &[Mode], bounds: Bounds) {
     let mut seen = HashSet::new();
-    let mut all: Vec<(World, usize)> = Vec::new();
-    let mut open = std::collections::VecDeque::from([(World::new(modes, bounds), 0usize)]);
-    while let Some((mut world, parent)) = open.pop_front() {
+    let mut open = vec![World::new(modes, bounds)];
+    while let Some(mut world) = open.pop() {
         world.rename_versions();
         let mut hasher = DefaultHasher::new();
         world.hash(&mut hasher);
         if seen.insert(hasher.finish()) {
-            all.push((world.clone(), parent));
-            let me = all.len() - 1;
-            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.check())).is_err() {
-                let mut at = me;
-                let mut path = vec![];
-                loop {
-                    path.push(at);
-                    if at == 0 {
-                        break;
-                    }
-                    at = all[at].1;
-                }
-                for at in path.iter().rev() {
-                    println!("--- {}", all[*at].0.brief());
-                }
-                panic!("trace above");
-            }
-            open.extend(world.next().into_iter().map(|it| (it, me)));
+            world.check();
+            open.extend(world.next());
         }
     }
     println!("{modes:?}: {} worlds", seen.len());
