@@ -62,7 +62,12 @@ impl<S: RegisterStore> Admin for Register<S> {
             cancel: None,
         };
         let key = Key::of(&LockName::new(&*held.name)?, held.mode);
-        if !self.withdraw(&key, &held.mark, false, call)? {
+        let mark = held.mark.split_once('@');
+        let mark = mark.and_then(|(owner, epoch)| Some((owner, epoch.parse().ok()?)));
+        let Some((owner, epoch)) = mark else {
+            return Ok(false);
+        };
+        if !self.remove(&key, owner, (Some(epoch), false), call)? {
             return Ok(false);
         }
         let key = evictions();
@@ -102,6 +107,6 @@ fn held_name(name: &str, lease: &Lease, waiting: usize) -> HeldName {
         },
         epoch: Some(lease.epoch),
         waiting: u64::try_from(waiting).ok(),
-        ..HeldName::new(name, &*lease.owner)
+        ..HeldName::new(name, format!("{}@{}", lease.owner, lease.epoch))
     }
 }

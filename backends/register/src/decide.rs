@@ -10,6 +10,7 @@ use lockkeeper_core::Mode;
 
 use crate::entry::{Contents, Lease, MAX_LEASES, MAX_WAITERS, Waiter};
 use crate::key::Key;
+use crate::lease::RegisterLease;
 use crate::store::SessionId;
 
 /// An attempt to acquire a name.
@@ -18,10 +19,18 @@ pub(crate) struct Attempt<'a> {
     pub(crate) key: &'a Key,
     /// The lease that is added with the grant, which sets its epoch and slot.
     pub(crate) lease: Lease,
-    /// Whether the request queues if it is not granted.
-    pub(crate) enters: bool,
+    pub(crate) kind: Kind,
     /// The epoch is not smaller than this.
     pub(crate) least_epoch: u64,
+}
+
+/// What an attempt does if the name is not free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Tries,
+    Queues,
+    /// It takes over the lease of its owner, with a larger epoch, and nothing else.
+    Resumes,
 }
 
 /// What an attempt is answered.
@@ -36,6 +45,8 @@ pub(crate) enum Answer {
         /// Whether the first of them could be granted.
         is_unclaimed: bool,
     },
+    /// There is no lease to resume.
+    Gone,
     /// Permits of this other limit are held.
     Mismatch { held: u32 },
 }
@@ -56,9 +67,25 @@ pub(crate) fn attempt(
         None => Contents::free(key, 0),
     };
     next.end(ended);
-    if let Some(own) = next.lease(&lease.owner) {
-        let (epoch, slot) = (own.epoch, own.slot);
-        return (None, Answer::Granted { epoch, slot });
+    let own = next.leases.iter_mut().find(|it| it.owner == lease.owner);
+    match (own, attempt.kind) {
+        // Also again, after a reply that was lost. The lease of the last write is the only one that lives.
+        (Some(own), Kind::Resumes) => {
+            let (epoch, slot) = (attempt.least_epoch.max(next.last + 1), own.slot);
+            *own = Lease {
+                epoch,
+                slot,
+                ..lease.clone()
+            };
+            next.last = epoch;
+            return (Some(next), Answer::Granted { epoch, slot });
+        }
+        (Some(own), _) => {
+            let (epoch, slot) = (own.epoch, own.slot);
+            return (None, Answer::Granted { epoch, slot });
+        }
+        (None, Kind::Resumes) => return (None, Answer::Gone),
+        (None, _) => {}
     }
     let is_own = |waiter: &Waiter| waiter.owner == lease.owner;
     let is_unclaimed = |next: &Contents| {
@@ -90,7 +117,7 @@ pub(crate) fn attempt(
             (Some(next), Answer::Granted { epoch, slot })
         }
         Ok(_) => {
-            let enters = attempt.enters && position.is_none() && ahead < MAX_WAITERS;
+            let enters = attempt.kind == Kind::Queues && position.is_none() && ahead < MAX_WAITERS;
             if enters {
                 next.queue.push(Waiter {
                     owner: lease.owner.clone(),
@@ -108,12 +135,23 @@ pub(crate) fn attempt(
     }
 }
 
-/// Removes the lease and the place of an owner. `None` if it has neither.
-pub(crate) fn remove(found: &Contents, owner: &str) -> Option<Contents> {
+/// Removes the lease and the place of an owner; the lease only if it has this epoch, which another holder has replaced if it
+/// was resumed. `None` if there is neither.
+pub(crate) fn remove(found: &Contents, owner: &str, epoch: Option<u64>) -> Option<Contents> {
     let mut next = found.clone();
-    next.leases.retain(|lease| lease.owner != owner);
+    let is_it = |lease: &Lease| lease.owner == owner && epoch.is_none_or(|it| it == lease.epoch);
+    next.leases.retain(|lease| !is_it(lease));
     next.queue.retain(|waiter| waiter.owner != owner);
     (next != *found).then_some(next)
+}
+
+/// Moves a lease to another session. `None` if it is gone.
+pub(crate) fn move_to(found: &Contents, held: &RegisterLease, session: &str) -> Option<Contents> {
+    let mut next = found.clone();
+    let mut leases = next.leases.iter_mut();
+    let lease = leases.find(|it| it.owner == held.owner && it.epoch == held.epoch)?;
+    session.clone_into(&mut lease.session);
+    Some(next)
 }
 
 /// Returns the slot of a grant in `mode` beside these leases, or `None` if they do not admit it.

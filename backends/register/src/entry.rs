@@ -4,7 +4,6 @@ use lockkeeper_core::{Error, ErrorKind, Mode};
 use serde::{Deserialize, Serialize};
 
 use crate::key::Key;
-use crate::lease::RegisterLease;
 use crate::store::{SessionId, Version};
 
 /// The version of the format. A program refuses the entries of a later one.
@@ -128,6 +127,10 @@ impl Contents {
         self.leases.iter().find(|lease| lease.owner == owner)
     }
 
+    pub(crate) fn has(&self, owner: &str, epoch: u64) -> bool {
+        self.lease(owner).is_some_and(|lease| lease.epoch == epoch)
+    }
+
     /// Returns `version` if the contents are those of [`alone`](Self::alone), apart from the holder.
     pub(crate) fn alone_at(&self, owner: &str, version: Version) -> Option<Version> {
         match &*self.leases {
@@ -139,15 +142,15 @@ impl Contents {
         }
     }
 
-    /// Makes the contents with this lease alone.
-    pub(crate) fn alone(lease: &RegisterLease) -> Self {
-        let mut alone = Self::free(&lease.key, lease.epoch);
+    /// Makes the contents with this lease alone, as far as its removal needs them.
+    pub(crate) fn alone(key: &Key, owner: &str, epoch: u64) -> Self {
+        let mut alone = Self::free(key, epoch);
         alone.leases.push(Lease {
-            owner: lease.owner.clone(),
-            epoch: lease.epoch,
+            owner: owner.to_owned(),
+            epoch,
             mode: Mode::Exclusive,
             slot: 0,
-            session: lease.session.clone(),
+            session: String::new(),
             host: String::new(),
             pid: 0,
             label: String::new(),
@@ -199,6 +202,7 @@ mod tests {
     use lockkeeper_core::LockName;
 
     use super::*;
+    use crate::lease::RegisterLease;
 
     #[test]
     fn contents_are_read_back_and_show_the_mark_of_each_lease() {

@@ -38,10 +38,17 @@ pub(crate) enum Verb<'a> {
         /// How long the lease lives from now on.
         ttl: Duration,
     },
+    /// Moves the lease to a session of its own.
+    Move {
+        lease: &'a RegisterLease,
+        session: SessionId,
+    },
     /// Removes the lease and the place of the owner.
     Remove {
-        /// The lease, if it is known in which version it was alone.
-        lease: Option<&'a RegisterLease>,
+        /// The epoch of the lease. `None` is any.
+        epoch: Option<u64>,
+        /// The version in which the lease was alone, and the last one that was granted.
+        alone_at: Option<Version>,
         /// Whether the entry gets another version in any case, so that writes of the owner that are still under way fail.
         settles: bool,
         /// The version that was to be replaced for that.
@@ -55,6 +62,8 @@ pub(crate) enum Answered {
     Granted(Grant<RegisterLease>),
     /// Another holder has the name, or an earlier request waits.
     Waits(Position),
+    /// There is no lease to resume.
+    Gone,
     /// Whether the lease is there, and in which version it was alone.
     Renewed(Renewal, Option<Version>),
     /// Whether there was something to remove.
@@ -86,6 +95,18 @@ pub(crate) enum RoundEnd {
 
 /// The answers to tasks, as far as there are any.
 pub(crate) type Answers = Vec<Option<Result<Answered, Error>>>;
+
+impl Verb<'_> {
+    /// Removes a lease that was granted, or in doubt what a request has written.
+    pub(crate) fn remove(epoch: Option<u64>, settles: bool) -> Self {
+        Verb::Remove {
+            epoch,
+            alone_at: None,
+            settles,
+            settling: None,
+        }
+    }
+}
 
 impl<S: RegisterStore> Register<S> {
     /// Carries out all tasks, and answers them in the same order. `others` are the sessions that are known from an earlier

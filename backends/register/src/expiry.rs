@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::exchange::{Others, Task, Verb};
 use crate::key::Key;
+use crate::lease::RegisterLease;
 use crate::register::Register;
 use crate::store::{Call, RegisterStore, SessionId};
 use crate::sweep::KEPT;
@@ -45,8 +46,14 @@ struct State {
 struct End {
     key: Key,
     ends: HostInstant,
-    /// `None` if what an earlier write may have made is only to be removed.
-    session: Option<SessionId>,
+    /// Its epoch and session. `None` if what an earlier write may have made is only to be removed.
+    lease: Option<(u64, SessionId)>,
+}
+
+impl End {
+    fn is_of(&self, epoch: u64) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.0 == epoch)
+    }
 }
 
 impl Expiry {
@@ -72,16 +79,22 @@ impl Expiry {
     }
 
     /// Adds a granted lease, or a place that is to be removed, which has no session.
-    pub(crate) fn enter(&self, key: &Key, owner: &str, session: Option<&str>, ends: HostInstant) {
+    pub(crate) fn enter(
+        &self,
+        key: &Key,
+        owner: &str,
+        lease: Option<(u64, &str)>,
+        ends: HostInstant,
+    ) {
         let end = End {
             key: key.clone(),
             ends,
-            session: session.map(str::to_owned),
+            lease: lease.map(|(epoch, session)| (epoch, session.to_owned())),
         };
         let mut state = self.state.lock();
         state.leases.insert(owner.to_owned(), end);
         let mut due = ends;
-        if session.is_some() && state.look_at == HostInstant::NEVER {
+        if lease.is_some() && state.look_at == HostInstant::NEVER {
             let now = self.clock.now();
             state.look_at = now + LOOK_EVERY.mul_f64(fastrand::f64());
             state.sweep_at = state.sweep_at.min(now + KEPT);
@@ -94,25 +107,28 @@ impl Expiry {
     }
 
     /// Moves the end of a lease to a later time. Returns false if the lease has ended.
-    pub(crate) fn renew(&self, owner: &str, now: HostInstant, ttl: Duration) -> bool {
+    pub(crate) fn renew(&self, lease: &RegisterLease, now: HostInstant, ttl: Duration) -> bool {
         let mut state = self.state.lock();
-        let lease = state.leases.get_mut(owner);
-        let lease = lease.filter(|it| it.session.is_some() && now < it.ends);
-        lease
-            .map(|lease| lease.ends = lease.ends.max(now + ttl))
-            .is_some()
+        let end = state.leases.get_mut(&lease.owner);
+        let end = end.filter(|it| it.is_of(lease.epoch) && now < it.ends);
+        end.map(|end| end.ends = end.ends.max(now + ttl)).is_some()
     }
 
-    /// Forgets a lease that was released.
-    pub(crate) fn remove(&self, owner: &str) {
-        self.state.lock().leases.remove(owner);
+    /// Forgets a lease that was released or passed on.
+    pub(crate) fn remove(&self, owner: &str, epoch: u64) {
+        let leases = &mut self.state.lock().leases;
+        if leases.get(owner).is_some_and(|it| it.is_of(epoch)) {
+            leases.remove(owner);
+        }
     }
 
     /// Returns the sessions of all leases.
     pub(crate) fn sessions(&self) -> Vec<SessionId> {
         let state = self.state.lock();
         let sessions = state.leases.values();
-        sessions.filter_map(|it| it.session.clone()).collect()
+        sessions
+            .filter_map(|it| Some(it.lease.clone()?.1))
+            .collect()
     }
 }
 
@@ -157,7 +173,7 @@ impl<S: RegisterStore> Register<S> {
     /// Removes what only waits for another attempt to remove it, at the end of the provider.
     pub(crate) fn end_pending(&self, call: Call<'_>) {
         let mut state = self.expiry.state.lock();
-        let pending = state.leases.extract_if(|_, lease| lease.session.is_none());
+        let pending = state.leases.extract_if(|_, lease| lease.lease.is_none());
         let pending: Vec<_> = pending.collect();
         drop(state);
         for pending in pending.chunks(self.batch()) {
@@ -170,11 +186,7 @@ impl<S: RegisterStore> Register<S> {
         let tasks = over.iter().map(|(owner, end)| Task {
             key: &end.key,
             owner,
-            verb: Verb::Remove {
-                lease: None,
-                settles: end.session.is_none(),
-                settling: None,
-            },
+            verb: Verb::remove(end.lease.as_ref().map(|it| it.0), end.lease.is_none()),
         });
         let mut tasks: Vec<_> = tasks.collect();
         let answers = self.carry_out(&mut tasks, &mut Others::new(), call);

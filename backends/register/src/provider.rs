@@ -7,8 +7,8 @@ use std::time::Duration;
 use crossbeam_utils::sync::Parker;
 use lockkeeper_core::{
     AcquireRequest, Admin, AttemptRequest, Backend, Capabilities, Capability, Clock, Error, Grant,
-    HostInstant, LeaseVerifier, LockName, Operation, Proof, ReleaseRequest, Released, RenewRequest,
-    Renewal, StoreInfo, TransactionLockSql, Usage,
+    HostInstant, LeaseId, LeaseVerifier, LockName, Operation, Proof, ReleaseRequest, Released,
+    RenewRequest, Renewal, StoreInfo, TransactionLockSql, Usage,
 };
 
 use crate::entry::MAX_LEASES;
@@ -16,7 +16,7 @@ use crate::exchange::{Answered, Others, Task, Verb, unexpected};
 use crate::expiry::Expiry;
 use crate::key::Key;
 use crate::lease::RegisterLease;
-use crate::register::{Register, owner_text};
+use crate::register::Register;
 use crate::store::{Call, RegisterStore};
 use crate::watch;
 
@@ -86,6 +86,7 @@ impl<S: RegisterStore> StoreInfo for RegisterProvider<S> {
         capabilities
             .with(Capability::Shared)
             .with(Capability::Permits)
+            .with(Capability::Tickets)
             .with_max_permits(limit)
     }
 
@@ -133,9 +134,13 @@ impl<S: RegisterStore> Backend for RegisterProvider<S> {
 
     fn abandon(&self, request: &AcquireRequest<'_>) {
         let key = Key::of(request.name(), request.mode());
-        let owner = owner_text(request.owner());
+        let owner = request.owner().lease_id().to_string();
         let (register, call) = (&self.register, self.call(request.end()));
-        if register.withdraw(&key, &owner, true, call).is_err() {
+        if request.is_resume() {
+            // The lease stays for others that resume it.
+            return;
+        }
+        if register.remove(&key, &owner, (None, true), call).is_err() {
             // What is written late is removed when its lease would end.
             let ends = request.now() + request.ttl();
             register.expiry.enter(&key, &owner, None, ends);
@@ -167,7 +172,7 @@ impl<S: RegisterStore> Backend for RegisterProvider<S> {
         let asked = batch.iter().map(|operation| match operation {
             Operation::Acquire(it) => {
                 let key = Key::of(it.request.name(), it.request.mode());
-                (key, owner_text(it.request.owner()))
+                (key, it.request.owner().lease_id().to_string())
             }
             Operation::Renew(it) => (it.lease.key.clone(), it.lease.owner.clone()),
             Operation::Release(it) => (it.lease.key.clone(), it.lease.owner.clone()),
@@ -188,7 +193,8 @@ impl<S: RegisterStore> Backend for RegisterProvider<S> {
                 key,
                 owner,
                 verb: Verb::Remove {
-                    lease: Some(&*it.lease),
+                    epoch: Some(it.lease.epoch),
+                    alone_at: it.lease.alone_at,
                     settles: false,
                     settling: None,
                 },
@@ -201,6 +207,30 @@ impl<S: RegisterStore> Backend for RegisterProvider<S> {
             .carry_out(&mut tasks, &mut Others::new(), call);
         for (operation, answer) in batch.iter_mut().zip(answers) {
             self.answer(operation, answer.unwrap_or_else(|| Err(unexpected())));
+        }
+    }
+
+    fn detach(
+        &self,
+        lease: &mut RegisterLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        let (register, call) = (&self.register, self.call(deadline));
+        let session = register.store.open_session(ttl, call)?;
+        let task = Task {
+            key: &lease.key,
+            owner: &lease.owner,
+            verb: Verb::Move { lease, session },
+        };
+        let moved = register.carry_out_one(task, &mut Others::new(), call)?;
+        register.expiry.remove(&lease.owner, lease.epoch);
+        match moved {
+            Answered::Renewed(Renewal::Renewed, _) => {
+                let id = LeaseId::parse(&lease.owner);
+                id.map(Some).ok_or_else(unexpected)
+            }
+            _ => Ok(None),
         }
     }
 
@@ -229,12 +259,14 @@ impl<S: RegisterStore> RegisterProvider<S> {
                 it.request.contended();
                 it.answer = Some(Ok(None));
             }
+            (Operation::Acquire(it), Ok(Answered::Gone)) => it.answer = Some(Ok(None)),
             (Operation::Renew(it), Ok(Answered::Renewed(renewal, alone_at))) => {
                 it.lease.alone_at = alone_at;
                 it.answer = Some(Ok(renewal));
             }
             (Operation::Release(it), Ok(Answered::Removed(done))) => {
-                self.register.expiry.remove(&it.lease.owner);
+                let RegisterLease { owner, epoch, .. } = &*it.lease;
+                self.register.expiry.remove(owner, *epoch);
                 it.answer = Some(Ok(match done {
                     true => Released::Done,
                     false => Released::AlreadyLost,

@@ -13,7 +13,7 @@ use lockkeeper_core::{
 use lockkeeper_remote::host_name;
 use parking_lot::Mutex;
 
-use crate::decide::Attempt;
+use crate::decide::{Attempt, Kind};
 use crate::entry::Lease;
 use crate::exchange::{Answered, Others, Task, Verb, unexpected};
 use crate::expiry::Expiry;
@@ -115,7 +115,11 @@ impl<S: RegisterStore> Register<S> {
         let attempt = Attempt {
             key,
             lease,
-            enters: request.deadline().is_some(),
+            kind: match request.deadline() {
+                _ if request.is_resume() => Kind::Resumes,
+                Some(_) => Kind::Queues,
+                None => Kind::Tries,
+            },
             least_epoch: 0,
         };
         let ttl = request.ttl();
@@ -126,28 +130,18 @@ impl<S: RegisterStore> Register<S> {
         }
     }
 
-    /// Removes the lease and the place of a request. If `settles`, also makes each of its writes fail that is still under
-    /// way.
-    pub(crate) fn withdraw(
+    /// Carries out [`Verb::Remove`], and returns whether there was something to remove.
+    pub(crate) fn remove(
         &self,
         key: &Key,
         owner: &str,
-        settles: bool,
+        (epoch, settles): (Option<u64>, bool),
         call: Call<'_>,
     ) -> Result<bool, Error> {
-        let lease = None;
-        let verb = Verb::Remove {
-            lease,
-            settles,
-            settling: None,
-        };
+        let verb = Verb::remove(epoch, settles);
         let task = Task { key, owner, verb };
-        let answered = self.carry_out_one(task, &mut Others::new(), call)?;
-        match answered {
-            Answered::Removed(done) => {
-                self.expiry.remove(owner);
-                Ok(done)
-            }
+        match self.carry_out_one(task, &mut Others::new(), call)? {
+            Answered::Removed(done) => Ok(done),
             _ => Err(unexpected()),
         }
     }
@@ -156,11 +150,6 @@ impl<S: RegisterStore> Register<S> {
     pub(crate) fn batch(&self) -> usize {
         self.store.capabilities().batch()
     }
-}
-
-/// Returns the owner of a request as an entry has it.
-pub(crate) fn owner_text(owner: Owner) -> String {
-    format!("{:x}-{}", owner.nonce, owner.request)
 }
 
 impl<S: RegisterStore> Drop for Register<S> {

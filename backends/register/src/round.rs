@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, Grant, HostInstant, Renewal, limit_mismatch};
 
-use crate::decide::{self, Answer, Attempt};
+use crate::decide::{self, Answer, Attempt, Kind};
 use crate::entry::Contents;
 use crate::exchange::{Answered, Answers, Others, Position, RoundEnd, Task, Verb, unexpected};
 use crate::key::Key;
@@ -58,6 +58,7 @@ enum Then {
         is_queued: bool,
     },
     Mismatch(Error),
+    Moved,
     Removed(bool),
 }
 
@@ -111,14 +112,15 @@ impl<'r, S: RegisterStore> Round<'r, S> {
         let mut needs_floor = false;
         for task in open(tasks, answers) {
             let known = match &task.verb {
-                Verb::Attempt { ttl, .. } => {
+                Verb::Attempt { ttl, attempt } => {
                     let session = self.session(*ttl)?;
                     // A write that was refused may have met the end of this session.
                     let is_kept = conflicts > 0 || !session.is_fresh(self.asked_at);
                     if is_kept {
                         keep.insert(session.id, *ttl);
                     }
-                    let is_known = self.is_first && !is_kept;
+                    // What is known is only used by a write, which proves it.
+                    let is_known = self.is_first && !is_kept && attempt.kind != Kind::Resumes;
                     let free = self.register.freed.get(task.key).filter(|_| is_known);
                     needs_floor |= free.is_none();
                     free.map(|(version, last)| (version, Contents::free(task.key, last)))
@@ -128,10 +130,16 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                     *kept = (*kept).max(lease.ttl).max(*ttl);
                     None
                 }
-                Verb::Remove { lease, settles, .. } => {
+                Verb::Move { .. } => None,
+                Verb::Remove {
+                    epoch,
+                    alone_at,
+                    settles,
+                    ..
+                } => {
                     needs_floor |= settles;
-                    let alone = lease.filter(|_| self.is_first);
-                    alone.and_then(|lease| Some((lease.alone_at?, Contents::alone(lease))))
+                    let alone = alone_at.filter(|_| self.is_first).zip(*epoch);
+                    alone.map(|(at, epoch)| (at, Contents::alone(task.key, task.owner, epoch)))
                 }
             };
             match changes.entry(task.key) {
@@ -244,9 +252,9 @@ impl<'r, S: RegisterStore> Round<'r, S> {
             Verb::Renew { lease, ttl } => {
                 let expiry = &self.register.expiry;
                 let found = change.found.as_ref();
-                let is_held = found.is_some_and(|it| it.lease(task.owner).is_some())
+                let is_held = found.is_some_and(|it| it.has(task.owner, lease.epoch))
                     && !self.view.ended.contains(&lease.session)
-                    && expiry.renew(task.owner, self.asked_at, *ttl);
+                    && expiry.renew(lease, self.asked_at, *ttl);
                 Some(Ok(match is_held {
                     true => {
                         let seen = found.zip(change.seen);
@@ -256,13 +264,29 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                     false => Answered::Renewed(Renewal::Lost, None),
                 }))
             }
+            Verb::Move { lease, session } => {
+                let moved = change
+                    .base()
+                    .and_then(|it| decide::move_to(it, lease, session));
+                let Some(next) = moved.filter(|_| change.session.is_none()) else {
+                    let is_other = change.session.is_some();
+                    return (!is_other).then_some(Ok(Answered::Renewed(Renewal::Lost, None)));
+                };
+                change.next = Some(next);
+                change.session = Some(session.clone());
+                change.then.push((index, Then::Moved));
+                None
+            }
             Verb::Remove {
-                settles, settling, ..
+                epoch,
+                settles,
+                settling,
+                ..
             } => {
                 *settles &= self.is_first || *settling == change.seen;
                 *settling = change.seen;
                 let base = change.base();
-                let removed = base.and_then(|it| decide::remove(it, task.owner));
+                let removed = base.and_then(|it| decide::remove(it, task.owner, *epoch));
                 let is_there = removed.is_some();
                 let settled = || match base {
                     Some(base) => base.clone(),
@@ -308,22 +332,18 @@ impl<'r, S: RegisterStore> Round<'r, S> {
         if is_unclaimed && self.register.is_overdue(attempt.key, change.seen) {
             (next, answer) = decide::attempt(base, attempt, has_ended, true);
         }
-        if !matches!(answer, Answer::Granted { .. }) {
-            let others = base.into_iter().flat_map(Contents::sessions);
-            let others = others.filter(|id| **id != session.id && !self.checked.contains(*id));
-            let before = self.unchecked.len();
-            self.unchecked.extend(others.cloned());
-            if self.unchecked.len() > before {
-                return None;
-            }
-        }
+        // Who has it, or waits for it, or has granted it to this owner in an earlier session, may have ended.
         let own = base.and_then(|base| base.lease(owner));
-        let session = match own.filter(|own| own.session != session.id) {
-            // An earlier write, whose reply was lost, has granted it in an earlier session.
-            Some(own) if !self.checked.contains(&own.session) => {
-                self.unchecked.insert(own.session.clone());
-                return None;
-            }
+        let all = base.filter(|_| !matches!(answer, Answer::Granted { .. }));
+        let others = all.into_iter().flat_map(Contents::sessions);
+        let others = others.chain(own.map(|own| &own.session));
+        let others = others.filter(|id| **id != session.id && !self.checked.contains(*id));
+        let before = self.unchecked.len();
+        self.unchecked.extend(others.cloned());
+        if self.unchecked.len() > before {
+            return None;
+        }
+        let session = match own.filter(|own| next.is_none() && own.session != session.id) {
             // The engine renews such a grant before it relies on it.
             Some(own) => Session {
                 id: own.session.clone(),
@@ -341,6 +361,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                 is_queued,
             },
             Answer::Waits { ahead, .. } => Then::Waits { ahead, is_queued },
+            Answer::Gone => return Some(Ok(Answered::Gone)),
             Answer::Mismatch { held } => {
                 let limit = attempt.lease.mode.limit().unwrap_or_default();
                 Then::Mismatch(limit_mismatch(limit, held))
@@ -443,6 +464,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
     ) -> Result<Answered, Error> {
         Ok(match then {
             Then::Removed(done) => Answered::Removed(done),
+            Then::Moved => Answered::Renewed(Renewal::Renewed, None),
             Then::Mismatch(error) => return Err(error),
             Then::Waits { ahead, .. } => Answered::Waits(Position { ahead, version }),
             Then::Granted {
@@ -457,7 +479,9 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                 if register.largest.fetch_max(epoch, Ordering::Relaxed) == 0 {
                     register.watch.unpark();
                 }
-                register.expiry.enter(key, &owner, Some(&session.id), ends);
+                register
+                    .expiry
+                    .enter(key, &owner, Some((epoch, &session.id)), ends);
                 let alone_at = contents.zip(version);
                 let alone_at = alone_at.and_then(|(it, version)| it.alone_at(&owner, version));
                 Answered::Granted(Grant {
@@ -505,7 +529,7 @@ impl Then {
     fn is_urgent(&self) -> bool {
         match self {
             Then::Granted { is_queued, .. } | Then::Waits { is_queued, .. } => *is_queued,
-            Then::Mismatch(_) | Then::Removed(_) => true,
+            Then::Mismatch(_) | Then::Moved | Then::Removed(_) => true,
         }
     }
 }

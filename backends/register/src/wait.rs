@@ -12,7 +12,7 @@ use lockkeeper_remote::LAST_ATTEMPT;
 use crate::exchange::{Answered, Others, Position, unexpected};
 use crate::key::Key;
 use crate::lease::RegisterLease;
-use crate::register::{Register, owner_text};
+use crate::register::Register;
 use crate::store::{Call, RegisterStore, Version};
 
 /// How many waiters of a name wait for a notification. The others poll, so that a change does not wake all of them.
@@ -35,7 +35,7 @@ impl<S: RegisterStore> Register<S> {
     ) -> Result<Option<Grant<RegisterLease>>, Error> {
         let (key, owner) = (
             Key::of(request.name(), request.mode()),
-            owner_text(request.owner()),
+            request.owner().lease_id().to_string(),
         );
         let end = request.end().min(deadline + LAST_ATTEMPT);
         let (mut others, mut poll) = (Others::new(), Poll::default());
@@ -89,7 +89,7 @@ impl<S: RegisterStore> Register<S> {
             deadline: end.min(self.now() + LAST_ATTEMPT),
             cancel: None,
         };
-        if self.withdraw(key, owner, in_doubt, call).is_err() {
+        if self.remove(key, owner, (None, in_doubt), call).is_err() {
             self.expiry.enter(key, owner, None, self.now());
         }
     }

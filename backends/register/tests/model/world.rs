@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lockkeeper_core::{LockName, Mode};
 
-use crate::decide::{self, Answer, Attempt};
+use crate::decide::{self, Answer, Attempt, Kind};
 use crate::entry::{Contents, Lease};
 use crate::key::Key;
 
@@ -218,7 +218,7 @@ impl World {
         {
             let mut world = self.clone();
             world.bounds.unlocks -= 1;
-            let value = decide::remove(contents, &lease.owner);
+            let value = decide::remove(contents, &lease.owner, None);
             let unlock = Write {
                 seen: Some(*version),
                 also: None,
@@ -351,7 +351,7 @@ impl World {
                 let attempt = Attempt {
                     key: &key,
                     lease: self.lease(index),
-                    enters: true,
+                    kind: Kind::Queues,
                     least_epoch: process.clock.max(self.floor.1 + 1),
                 };
                 let ended = |session: &String| knows && self.ended.contains(session);
@@ -360,7 +360,7 @@ impl World {
                 let then = match answer {
                     Answer::Granted { epoch, .. } => Then::Hold(epoch),
                     Answer::Waits { .. } => Then::Wait { in_doubt },
-                    Answer::Mismatch { .. } => panic!("all limits are the same"),
+                    Answer::Gone | Answer::Mismatch { .. } => panic!("{answer:?}"),
                 };
                 match value {
                     Some(value) => {
@@ -458,7 +458,7 @@ impl World {
                 Contents::free(&key(), clock.max(self.floor.1 + 1))
             }
         };
-        let removed = found.and_then(|found| decide::remove(found, &owner));
+        let removed = found.and_then(|found| decide::remove(found, &owner, None));
         match removed.or_else(|| settles.then(settled)) {
             Some(value) => {
                 let seen = self.entry.as_ref().map(|it| it.0);
