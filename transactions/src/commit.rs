@@ -73,7 +73,12 @@ fn prove<Kind, X: OpenTransaction<Kind>, E>(
     guard: &LockGuard,
     transaction: &mut X,
 ) -> Result<(), CommitError<E, X::Error>> {
-    let proof = proof_for::<Kind, X>(guard).map_err(CommitError::Lock)?;
+    let mut proof = proof_for::<Kind, X>(guard).map_err(CommitError::Lock)?;
+    if let Some(fits) = proof.as_ref().and_then(CommitProof::fits)
+        && transaction.query(fits).map_err(CommitError::Database)? != 1
+    {
+        proof = None;
+    }
     let sql = proof.as_ref().map_or(NO_PROOF, CommitProof::sql);
     let held = transaction.query(sql).map_err(CommitError::Database)?;
     let proved = match proof {

@@ -6,14 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::mem::take;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::HostInstant;
-use lockkeeper_remote::{
-    Failure, LAST_ATTEMPT, SocketTimeout, senseless, unavailable, without_signals,
-};
+use lockkeeper_remote::{Failure, LAST_ATTEMPT, SocketTimeout, senseless, unavailable};
 use lockkeeper_sessions::{LinkShared, SessionLink};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Row, Statement};
@@ -220,13 +217,9 @@ impl Connection {
         set.map_err(|error| self.failed(error.into()))?;
         self.link.add_commands(1);
         self.link.is_in_doubt = true;
-        // The crate panics on malformed packets.
-        let (wire, conn) = (&self.wire, &mut self.conn);
-        let reply = self.shared.limits.call(wire, self.link.limit, || {
-            catch_unwind(AssertUnwindSafe(|| without_signals(|| work(conn))))
-        });
-        let reply = reply.ok_or_else(|| Failure::Unanswered(self.shared.link.server.silent()))?;
-        let reply = reply.map_err(|_| Failure::Unanswered(senseless()))?;
+        let (shared, conn) = (&self.shared, &mut self.conn);
+        let (server, limit) = (&shared.link.server, self.link.limit);
+        let reply = (shared.limits).call_crate(&self.wire, limit, server, || work(conn))?;
         self.link.is_in_doubt = !matches!(reply, Ok(_) | Err(mysql::Error::MySqlError(_)));
         reply.map_err(|error| self.failed(error))
     }

@@ -21,8 +21,10 @@ mod operate;
 mod options;
 mod provider;
 mod statements;
+mod table;
 
 pub use driver::MySqlDriver;
 pub use mysql::{Conn, Opts};
 pub use options::MySqlOptions;
 pub use provider::MySqlProvider;
+pub use table::{MySqlSql, MySqlTable, TextConnection, open_table};

@@ -85,13 +85,14 @@ pub(crate) fn proof(
     Proof {
         dialect: dialect.name(),
         sql: values.iter().fold(PROOF.to_owned(), set),
-        statement: PROOF,
+        statement: PROOF.into(),
         params: vec![
             ProofValue::Integer(granted.cast_signed()),
             ProofValue::Integer(last.cast_signed()),
             ProofValue::Text(name.to_string()),
             ProofValue::Integer(id.cast_signed()),
         ],
+        fits: None,
     }
 }
 

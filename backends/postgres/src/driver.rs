@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, Key, KeySpec, LockProvider, OpenContext, Takes};
+use lockkeeper_register::RegisterProvider;
+use lockkeeper_register::table::{self, table_of};
 use lockkeeper_remote::keys::{
     CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT,
     RESTART_GRACE, SOCKET, TLS, USER,
@@ -11,6 +13,7 @@ use lockkeeper_sessions::driver_options;
 
 use crate::options::{BACKEND, PostgresOptions};
 use crate::provider::PostgresProvider;
+use crate::table::open_table;
 
 /// Opens `postgres://USER:PASSWORD@HOST:PORT/DATABASE` and the same with `postgresql:`.
 ///
@@ -30,6 +33,11 @@ impl PostgresDriver {
     pub const SOCKET: Key<String> = SOCKET;
     /// Whether connections are encrypted.
     pub const TLS: Key<bool> = TLS;
+
+    /// What keeps the locks: `sessions` or `table`.
+    pub const LOCKS: Key<String> = table::LOCKS;
+    /// The table, with `locks=table`.
+    pub const TABLE: Key<String> = table::TABLE;
 
     /// Returns the options of a URL and its keys, for a program that uses the same server for more than
     /// locks. Does not connect.
@@ -69,6 +77,8 @@ impl Driver for PostgresDriver {
                 CONNECT_TIMEOUT.spec,
                 RESPONSE_TIMEOUT.spec,
                 RESTART_GRACE.spec,
+                Self::LOCKS.spec,
+                Self::TABLE.spec,
                 TLS.spec,
                 CA_FILE.spec,
                 CERT_FILE.spec,
@@ -99,12 +109,17 @@ impl Driver for PostgresDriver {
     }
 
     fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
+        table_of(context).map_err(|error| error.with_backend(BACKEND))?;
         Self::options(context).map(drop)
     }
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let options = Self::options(context)?;
         let clock = Arc::clone(context.clock());
+        if let Some(table) = table_of(context)? {
+            let store = open_table(&options, &table, context.namespace(), Arc::clone(&clock))?;
+            return Ok(Arc::new(RegisterProvider::new(store, clock)?));
+        }
         let provider = PostgresProvider::with_clock(&options, context.namespace(), clock)?;
         Ok(Arc::new(provider))
     }

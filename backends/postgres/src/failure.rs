@@ -127,6 +127,11 @@ impl ServerError {
         Ok(error)
     }
 
+    /// Returns whether the server undid the transaction, since another one was in its way.
+    pub(crate) fn is_conflict(&self) -> bool {
+        matches!(&*self.state, "40001" | "40P01")
+    }
+
     /// Returns the failure of a request on a connection that was open.
     pub(crate) fn into_failure(self, server: &Server) -> Failure {
         // A pool with pool_mode=statement refuses a transaction, and closes the connection.

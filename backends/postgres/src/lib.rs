@@ -20,6 +20,7 @@ mod options;
 mod plain;
 mod provider;
 mod statements;
+mod table;
 
 pub use driver::PostgresDriver;
 pub use lockkeeper_remote::Transport;
@@ -27,3 +28,4 @@ pub use options::PostgresOptions;
 #[doc(hidden)]
 pub use plain::{PlainClient, PlainError, PlainReply};
 pub use provider::PostgresProvider;
+pub use table::{PlainConnection, PostgresSql, PostgresTable, open_table};

@@ -1,9 +1,10 @@
-//! A session without locks of this library, for the programs of this project that compare and measure.
+//! A session that runs statements as plain texts, for the table of locks.
 //!
-//! Hidden, and not part of the interface: it has what those programs need, and nothing else. It is in this package
-//! because it connects as a URL says, with TLS, socket and login: a client of its own would repeat that.
+//! [`PlainClient`] is also for the programs of this project that compare and measure. Hidden, and not part of the
+//! interface: it connects as a URL says, with TLS, socket and login, and a client of its own would repeat that.
 
 use std::io;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use fallible_iterator::FallibleIterator;
@@ -49,16 +50,29 @@ impl PlainClient {
     /// As on opening a provider.
     pub fn connect(options: &PostgresOptions) -> Result<Self, Error> {
         options.check()?;
-        let remote = &options.remote;
-        let server = Server::new("PostgreSQL", &remote.endpoint);
-        let until = Instant::now() + remote.connect_timeout;
-        let database = options.name_of_database();
-        let (wire, greeting) = dial(&Dialer::new(remote)?, remote, database, &server, until)?;
+        let server = Server::new("PostgreSQL", &options.remote.endpoint);
+        let until = Instant::now() + options.remote.connect_timeout;
+        Self::dial(&Dialer::new(&options.remote)?, options, &server, until)
+    }
+
+    /// Connects and logs in, until `until`.
+    pub(crate) fn dial(
+        dialer: &Dialer,
+        options: &PostgresOptions,
+        server: &Server,
+        until: Instant,
+    ) -> Result<Self, Error> {
+        let (remote, database) = (&options.remote, options.name_of_database());
+        let (wire, greeting) = dial(dialer, remote, database, server, until)?;
         Ok(Self {
             wire,
-            server,
+            server: server.clone(),
             pid: greeting.pid,
         })
+    }
+
+    pub(crate) fn wire(&self) -> &Wire {
+        &self.wire
     }
 
     /// Returns the number that the server knows the session by.
@@ -73,7 +87,10 @@ impl PlainClient {
     /// The first statement that failed, or no reply within `limit`: the session is of no use then.
     pub fn run(&mut self, sql: &str, limit: Duration) -> Result<PlainReply, PlainError> {
         match self.exchange(sql, limit) {
-            Ok(Ok(reply)) => Ok(reply),
+            Ok(Ok(replies)) => Ok(PlainReply {
+                count: replies.last().map_or(0, |reply| reply.count),
+                rows: replies.into_iter().flat_map(|reply| reply.rows).collect(),
+            }),
             Ok(Err(error)) if error.state == ServerError::LOCK_TIMEOUT => {
                 Err(PlainError::LockTimeout)
             }
@@ -85,14 +102,15 @@ impl PlainClient {
         }
     }
 
-    fn exchange(
+    /// Runs a text of one or more statements, and returns the reply to each.
+    pub(crate) fn exchange(
         &mut self,
         sql: &str,
         limit: Duration,
-    ) -> io::Result<Result<PlainReply, ServerError>> {
+    ) -> io::Result<Result<Vec<PlainReply>, ServerError>> {
         frontend::query(sql, &mut self.wire.out)?;
         self.wire.send(limit)?;
-        let (mut reply, mut refused) = (PlainReply::default(), None);
+        let (mut replies, mut reply, mut refused) = (Vec::new(), PlainReply::default(), None);
         loop {
             match self.wire.receive()? {
                 Message::DataRow(body) => reply.rows.push(texts(&body)?),
@@ -100,6 +118,7 @@ impl PlainClient {
                 Message::CommandComplete(body) => {
                     let count = body.tag()?.rsplit(' ').next();
                     reply.count = count.and_then(|count| count.parse().ok()).unwrap_or(0);
+                    replies.push(mem::take(&mut reply));
                 }
                 Message::ErrorResponse(body) => {
                     let error = ServerError::read(&body)?;
@@ -108,7 +127,7 @@ impl PlainClient {
                     }
                     refused = Some(error);
                 }
-                Message::ReadyForQuery(_) => return Ok(refused.map_or(Ok(reply), Err)),
+                Message::ReadyForQuery(_) => return Ok(refused.map_or(Ok(replies), Err)),
                 _ => {}
             }
         }

@@ -5,6 +5,7 @@
 //!
 //! Several locks are one prepared statement over two arrays: a text for each number of locks would be prepared for each.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub struct SessionId {
 }
 
 /// The kind of database, as people write it.
-const DIALECT: &str = "PostgreSQL";
+pub(crate) const DIALECT: &str = "PostgreSQL";
 
 /// The statements about one lock, whose key is `$1`.
 pub(crate) struct Verbs {
@@ -199,7 +200,8 @@ pub(crate) fn proof(session: SessionId, key: &LockKey) -> Proof {
     Proof {
         dialect: DIALECT,
         sql: (1..).zip(&values).fold(PROOF.clone(), set),
-        statement: &PROOF,
+        statement: Cow::Borrowed(&PROOF),
         params: values.map(ProofValue::Integer).to_vec(),
+        fits: None,
     }
 }

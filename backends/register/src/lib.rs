@@ -27,6 +27,7 @@ mod round;
 mod sessions;
 mod store;
 mod sweep;
+pub mod table;
 mod wait;
 mod watch;
 

@@ -118,6 +118,24 @@ impl RemoteOptions {
         }
     }
 
+    /// Returns the URL of the server with a database and keys, and without secrets: see
+    /// [`StoreInfo::location`](lockkeeper_core::StoreInfo::location).
+    pub fn location(&self, scheme: &str, db: Option<&str>, keys: &[(&str, &str)]) -> String {
+        match &self.endpoint {
+            Endpoint::Unix(path) => {
+                let socket = path.to_string_lossy();
+                let first = [("socket", &*socket)].into_iter();
+                let keys = first.chain(keys.iter().copied());
+                let keys: Vec<_> = keys.chain(db.map(|db| ("db", db))).collect();
+                StoreUrl::location(&format!("{scheme}:"), "", &keys)
+            }
+            tcp => {
+                let path = db.map(|db| format!("/{db}")).unwrap_or_default();
+                StoreUrl::location(&format!("{scheme}://{tcp}"), &path, keys)
+            }
+        }
+    }
+
     /// Returns the same options for another server, such as the next one that the URL names.
     #[must_use]
     pub fn at(&self, endpoint: Endpoint) -> Self {

@@ -4,10 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{
-    Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier, StoreUrl, Usage,
-};
-use lockkeeper_remote::{Endpoint, Failure, Found, Pool, PooledConn, RemoteOptions};
+use lockkeeper_core::{Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier, Usage};
+use lockkeeper_remote::{Failure, Found, Pool, PooledConn, RemoteOptions};
 
 use crate::connection::SessionConnection;
 use crate::link::LinkShared;
@@ -76,19 +74,8 @@ impl<C: SessionConnection> SessionStore<C> {
     /// Returns the URL of the namespace: see [`StoreInfo::location`](lockkeeper_core::StoreInfo::location). `db` is the
     /// database, where each has locks of its own.
     pub fn location(&self, scheme: &str, db: Option<&str>) -> String {
-        let mut keys = vec![("namespace", self.namespace.as_str())];
-        match &self.options.endpoint {
-            Endpoint::Unix(path) => {
-                keys.extend(db.map(|db| ("db", db)));
-                let socket = path.to_string_lossy();
-                keys.insert(0, ("socket", &socket));
-                StoreUrl::location(&format!("{scheme}:"), "", &keys)
-            }
-            tcp => {
-                let path = db.map(|db| format!("/{db}")).unwrap_or_default();
-                StoreUrl::location(&format!("{scheme}://{tcp}"), &path, &keys)
-            }
-        }
+        let keys = [("namespace", self.namespace.as_str())];
+        self.options.location(scheme, db, &keys)
     }
 
     /// Returns what was sent so far, and how many connections are open.

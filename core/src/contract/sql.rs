@@ -1,5 +1,6 @@
 //! SQL that a store gives to transactions of the application.
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// A backend's proof of a lease, in SQL; see [`Backend::proof`](crate::Backend::proof).
@@ -13,9 +14,12 @@ pub struct Proof {
     /// One SQL statement, complete.
     pub sql: String,
     /// The statement with `?` for each value, or with `$1` and so on where the dialect has that.
-    pub statement: &'static str,
+    pub statement: Cow<'static, str>,
     /// The values, in order.
     pub params: Vec<ProofValue>,
+    /// For a statement that fails on other databases of the dialect: one that returns, as `held`, 1 if the database has
+    /// what the proof needs, else 0.
+    pub fits: Option<String>,
 }
 
 /// A value of a [`Proof`].

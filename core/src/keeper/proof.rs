@@ -70,13 +70,19 @@ impl<'g> CommitProof<'g> {
     }
 
     /// Returns the statement with `?` for each value (PostgreSQL: `$1` and so on), to be prepared.
-    pub fn statement(&self) -> &'static str {
-        self.proof.statement
+    pub fn statement(&self) -> &str {
+        &self.proof.statement
     }
 
     /// Returns the values of [`statement`](Self::statement), in order.
     pub fn params(&self) -> &[ProofValue] {
         &self.proof.params
+    }
+
+    /// Returns a statement to run before [`sql`](Self::sql) in a transaction that may be elsewhere than the lock. Its only
+    /// column `held` is 1 if the database has the table that the proof reads. `None` if the proof needs no table.
+    pub fn fits(&self) -> Option<&str> {
+        self.proof.fits.as_deref()
     }
 
     /// Returns the kind of database that understands the statement: `MySQL`, `MariaDB` or `PostgreSQL`.

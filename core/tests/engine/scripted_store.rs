@@ -502,11 +502,12 @@ impl Backend for ScriptedStore {
         (lease.name != "unproven").then(|| Proof {
             dialect: "scripted",
             sql: format!("{} {}", lease.name, lease.epoch),
-            statement: "? ?",
+            statement: "? ?".into(),
             params: vec![
                 ProofValue::Text(lease.name.clone()),
                 ProofValue::Integer(lease.epoch.cast_signed()),
             ],
+            fits: None,
         })
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{Error, process_label};
 use lockkeeper_remote::{
     Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, Supplier, connect_any,
-    nothing_granted, unavailable, without_signals,
+    nothing_granted, without_signals,
 };
 use lockkeeper_sessions::Sessions;
 use mysql::{Conn, Opts, OptsBuilder};
@@ -17,7 +17,7 @@ use crate::failure::not_connected;
 use crate::options::{MySqlOptions, bracketed};
 
 /// It is more than any request needs. Asking the server for its limit would cost a round trip.
-const MOST_BYTES: usize = 1 << 20;
+const MOST_BYTES: usize = 16 << 20;
 
 pub(crate) struct Connector {
     limit: Duration,
@@ -31,39 +31,11 @@ impl Connector {
         sessions: &Arc<Sessions<Connection>>,
     ) -> Result<Self, Error> {
         let remote = &options.remote;
-        #[cfg(feature = "tls")]
-        if remote.tls {
-            // It fails if the program has chosen its cryptography already.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        }
-        let program = Some(("program_name", "lockkeeper"));
-        let label = process_label().map(|label| ("label", label));
-        let opts = OptsBuilder::from_opts(options.opts())
-            .prefer_socket(false)
-            .tcp_nodelay(true)
-            .tcp_keepalive_time_ms(u32::try_from(KEEPALIVE_IDLE.as_millis()).ok())
-            .max_allowed_packet(Some(MOST_BYTES))
-            // The connection keeps its own list of statements, and the crate would close the oldest ones.
-            .stmt_cache_size(0)
-            .connect_attrs(Some(program.into_iter().chain(label).collect()));
-        #[cfg(any(target_os = "linux", target_os = "macos"))]
-        let opts = opts
-            .tcp_keepalive_probe_interval_secs(u32::try_from(KEEPALIVE_INTERVAL.as_secs()).ok())
-            .tcp_keepalive_probe_count(Some(KEEPALIVE_PROBES));
         let is_supplied = options.supplier.is_some();
         let link = sessions.link(remote, "MySQL", is_supplied);
-        let server = link.server.clone();
-        let dialer = Dialer {
-            opts: opts.into(),
-            endpoint: remote.endpoint.clone(),
-            server: server.clone(),
-        };
-        // The crate has no bound for a login that comes in pieces. It gets a shorter limit, since its own errors
-        // say more than a time-out.
-        let own = || Supplier::of_server(&server, move |limit| dialer.dial(limit - limit / 16));
         Ok(Self {
             limit: remote.connect_timeout,
-            supplier: options.supplier.clone().unwrap_or_else(own),
+            supplier: supplier(options, &link.server),
             shared: Arc::new(Shared {
                 limits: CallLimits::new(&link.clock)?,
                 link,
@@ -85,14 +57,44 @@ impl Connector {
 
     /// Makes a connection ready for locks.
     fn prepare(&self, conn: AnyConn, until: Instant) -> Result<Connection, Error> {
-        let wire = Wire::of(&conn).map_err(|error| {
-            unavailable(
-                "the connection's socket cannot be had twice; is the limit of open files reached?",
-            )
-            .with_source(error)
-        })?;
+        let wire = Wire::of(&conn)?;
         Connection::new(conn, wire, &self.shared, until).map_err(nothing_granted)
     }
+}
+
+/// Returns what makes connections: the application's function, or the mysql crate.
+pub(crate) fn supplier(options: &MySqlOptions, server: &Server) -> Supplier<AnyConn> {
+    if let Some(supplier) = &options.supplier {
+        return supplier.clone();
+    }
+    let remote = &options.remote;
+    #[cfg(feature = "tls")]
+    if remote.tls {
+        // It fails if the program has chosen its cryptography already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    }
+    let program = Some(("program_name", "lockkeeper"));
+    let label = process_label().map(|label| ("label", label));
+    let opts = OptsBuilder::from_opts(options.opts())
+        .prefer_socket(false)
+        .tcp_nodelay(true)
+        .tcp_keepalive_time_ms(u32::try_from(KEEPALIVE_IDLE.as_millis()).ok())
+        .max_allowed_packet(Some(MOST_BYTES))
+        // The connection keeps its own list of statements, and the crate would close the oldest ones.
+        .stmt_cache_size(0)
+        .connect_attrs(Some(program.into_iter().chain(label).collect()));
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    let opts = opts
+        .tcp_keepalive_probe_interval_secs(u32::try_from(KEEPALIVE_INTERVAL.as_secs()).ok())
+        .tcp_keepalive_probe_count(Some(KEEPALIVE_PROBES));
+    let dialer = Dialer {
+        opts: opts.into(),
+        endpoint: remote.endpoint.clone(),
+        server: server.clone(),
+    };
+    // The crate has no bound for a login that comes in pieces. It gets a shorter limit, since its own errors
+    // say more than a time-out.
+    Supplier::of_server(server, move |limit| dialer.dial(limit - limit / 16))
 }
 
 /// Connects by the mysql crate.

@@ -77,7 +77,7 @@ fn judge(variables: &HashMap<String, String>) -> Result<Vec<Finding>, Error> {
 }
 
 /// Returns the three numbers of a version such as `10.11.19-MariaDB-…`, without an old prefix `5.5.5-`.
-fn numbers(version: &str) -> [u32; 3] {
+pub(crate) fn numbers(version: &str) -> [u32; 3] {
     let version = match version.strip_prefix("5.5.5-") {
         Some(rest) if rest.contains("MariaDB") => rest,
         _ => version,

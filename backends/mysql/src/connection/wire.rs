@@ -4,12 +4,15 @@
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
 use std::ops::DerefMut;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, HostInstant, Tick, Timer};
-use lockkeeper_remote::{self as remote, SocketTimeout};
+use lockkeeper_remote::{
+    self as remote, Failure, Server, SocketTimeout, senseless, unavailable, without_signals,
+};
 use mysql::Conn;
 use parking_lot::Mutex;
 
@@ -69,6 +72,21 @@ impl CallLimits {
         (wire.end.swap(NO_CALL, Ordering::SeqCst) != CUT).then_some(result)
     }
 
+    /// Makes a call of the mysql crate, which panics on malformed packets.
+    pub(crate) fn call_crate<T>(
+        &self,
+        wire: &Wire,
+        limit: Duration,
+        server: &Server,
+        call: impl FnOnce() -> mysql::Result<T>,
+    ) -> Result<mysql::Result<T>, Failure> {
+        let reply = self.call(wire, limit, || {
+            catch_unwind(AssertUnwindSafe(|| without_signals(call)))
+        });
+        let reply = reply.ok_or_else(|| Failure::Unanswered(server.silent()))?;
+        reply.map_err(|_| Failure::Unanswered(senseless()))
+    }
+
     /// Cuts off the calls that have reached their end. Returns the next end.
     fn cut_overdue(&self, now: HostInstant) -> HostInstant {
         let mut next = HostInstant::NEVER;
@@ -101,16 +119,21 @@ impl Wire {
         is_cut
     }
 
-    pub(crate) fn of(conn: &Conn) -> io::Result<Self> {
+    pub(crate) fn of(conn: &Conn) -> Result<Self, Error> {
         use std::os::fd::{AsRawFd, BorrowedFd};
 
         #[expect(
             unsafe_code,
             reason = "the crate has AsRawFd only; the descriptor is open for as long as `conn` is borrowed"
         )]
-        let socket = unsafe { BorrowedFd::borrow_raw(conn.as_raw_fd()) };
+        let socket = unsafe { BorrowedFd::borrow_raw(conn.as_raw_fd()) }.try_clone_to_owned();
+        let refused = |error| {
+            let text =
+                "the connection's socket cannot be had twice; is the limit of open files reached?";
+            unavailable(text).with_source(error)
+        };
         Ok(Self {
-            socket: Arc::new(socket.try_clone_to_owned()?.into()),
+            socket: Arc::new(socket.map_err(refused)?.into()),
             end: AtomicU64::new(NO_CALL),
         })
     }

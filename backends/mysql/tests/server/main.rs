@@ -19,6 +19,9 @@ mod proof;
 mod statements;
 mod store;
 mod supplied;
+mod table;
+#[path = "../../../register/tests/table/cases.rs"]
+mod table_cases;
 
 fn main() -> std::process::ExitCode {
     use lockkeeper_testkit::suite;
@@ -30,6 +33,7 @@ fn main() -> std::process::ExitCode {
         proof::CASES,
         statements::CASES,
         supplied::CASES,
+        table::CASES,
     ];
     libtest_mimic::run(
         &suite::arguments(),

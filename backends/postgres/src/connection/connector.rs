@@ -82,6 +82,7 @@ impl Connector {
         let server = &self.shared.link.server;
         let (remote, database) = (&self.remote, &self.database);
         let (wire, greeting) = dial(&self.dialer, remote, database, server, until)?;
+        login::check_version(&greeting.version)?;
         let left = until.saturating_duration_since(Instant::now());
         Connection::new(wire, greeting, &self.shared, left).map_err(nothing_granted)
     }

@@ -156,7 +156,6 @@ pub(crate) fn log_in(
             (Message::ParameterStatus(body), login) => {
                 if body.name()? == "server_version" {
                     body.value()?.clone_into(&mut greeting.version);
-                    check_version(&greeting.version)?;
                 }
                 login
             }
@@ -172,7 +171,7 @@ pub(crate) fn log_in(
 }
 
 /// Refuses a server of a version such as `13.22 (Debian 13.22-0)`.
-fn check_version(version: &str) -> Result<(), Error> {
+pub(crate) fn check_version(version: &str) -> Result<(), Error> {
     let is_digit = |letter: char| letter.is_ascii_digit();
     let major = version.split(|letter| !is_digit(letter)).next();
     // A version that does not begin with a number is from a vendor.

@@ -22,6 +22,9 @@ mod sent;
 mod standby;
 mod store;
 mod supplied;
+mod table;
+#[path = "../../../register/tests/table/cases.rs"]
+mod table_cases;
 
 fn main() -> std::process::ExitCode {
     use lockkeeper_testkit::suite;
@@ -34,6 +37,7 @@ fn main() -> std::process::ExitCode {
         batches::CASES,
         sent::CASES,
         supplied::CASES,
+        table::CASES,
     ];
     let mut trials = suite::trials(cases.into_iter().flatten().copied());
     trials.extend(pooler::trials());

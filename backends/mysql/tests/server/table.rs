@@ -1,0 +1,175 @@
+//! Locks in a table.
+
+use std::sync::Arc;
+use std::thread;
+
+use lockkeeper_core::{Error, ErrorKind, SystemClock};
+use lockkeeper_mysql::{Conn, MySqlOptions, MySqlTable, Opts, open_table};
+use lockkeeper_register::table::TableName;
+use lockkeeper_testkit::{MySqlKind, MySqlServer, cases};
+use mysql::OptsBuilder;
+use mysql::prelude::Queryable;
+
+use crate::checks::REPLY_LIMIT;
+use crate::store::{Case, start_own};
+use crate::table_cases as shared;
+
+pub(crate) const CASES: &[Case] = cases![
+    entries_and_sessions_are_rows,
+    table_is_made_once,
+    tables_that_cannot_be_relied_on_are_refused,
+];
+
+const DATABASE: &str = MySqlServer::DATABASE;
+
+/// Returns the options of the server's user, or of another one, in the database of the tables.
+fn options(server: &MySqlServer, user: Option<&str>) -> MySqlOptions {
+    let opts = Opts::from_url(&server.url()).unwrap();
+    let opts = OptsBuilder::from_opts(opts).db_name(Some(DATABASE));
+    let opts = match user {
+        Some(user) => opts.user(Some(user)).pass(Some("s3cret")),
+        None => opts,
+    };
+    let options = MySqlOptions::from_opts(opts).response_timeout(REPLY_LIMIT);
+    let options = options.connect_timeout(REPLY_LIMIT);
+    match server.public_key() {
+        Some(key) => options.server_key(key),
+        None => options,
+    }
+}
+
+fn try_table(options: &MySqlOptions, table: &str) -> Result<MySqlTable, Error> {
+    let table = TableName::parse(table).unwrap();
+    open_table(options, &table, &"s".repeat(512), Arc::new(SystemClock))
+}
+
+fn entries_and_sessions_are_rows(kind: MySqlKind) {
+    let server = start_own(kind);
+    let options = options(&server, None);
+    let table = |name: &str| try_table(&options, name).unwrap();
+    shared::entry_is_written_under_its_conditions(&table("t1"));
+    shared::several_entries_are_written_each_by_itself(&table("t2"));
+    shared::session_ends_unless_it_is_kept(&table("t3"));
+    shared::expired_session_is_not_kept(&table("t3"));
+    shared::names_are_bytes(&table("t4"));
+    shared::no_write_is_lost(&table("t5"));
+    for (name, lock) in [("t6", "LOCK IN SHARE MODE")] {
+        let locked = || {
+            let mut app = Conn::new(options.opts()).unwrap();
+            app.query_drop("START TRANSACTION").unwrap();
+            let name_of_row = "name = 'lock/a'";
+            let sql = format!(
+                "SELECT * FROM {name} WHERE namespace = REPEAT('s', 512) AND {name_of_row} {lock}"
+            );
+            assert_eq!(app.query::<mysql::Row, _>(sql).unwrap().len(), 1);
+            app
+        };
+        shared::row_that_a_transaction_has_locked_is_not_waited_for(&table(name), locked);
+    }
+    let left = server.value(&format!("SELECT COUNT(*) FROM {DATABASE}.t3"));
+    assert_eq!(left.unwrap().as_deref(), Some("0"));
+}
+
+fn table_is_made_once(kind: MySqlKind) {
+    let server = start_own(kind);
+    let options = options(&server, None);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| try_table(&options, "locks").unwrap());
+        }
+    });
+    server.execute("CREATE DATABASE other").unwrap();
+    let user = MySqlServer::USER;
+    let grant = format!("GRANT ALL ON other.* TO '{user}'@'%'");
+    server.execute(&grant).unwrap();
+    try_table(&options, "other.locks").unwrap();
+    let named = "SELECT GROUP_CONCAT(table_schema ORDER BY table_schema DESC) FROM information_schema.tables WHERE table_name = 'locks'";
+    assert_eq!(
+        server.value(named).unwrap().as_deref(),
+        Some(format!("{DATABASE},other").as_str())
+    );
+}
+
+fn tables_that_cannot_be_relied_on_are_refused(kind: MySqlKind) {
+    let server = start_own(kind);
+    let own = options(&server, None);
+    try_table(&own, "good").unwrap();
+    let refused =
+        |options: &MySqlOptions, table: &str, prepare: &str, kind: ErrorKind, says: &str| {
+            let prepare = prepare
+                .split("; ")
+                .map(|sql| sql.replace("IN.", &format!("{DATABASE}.")));
+            prepare.for_each(|sql| server.execute(&sql).unwrap());
+            let error = try_table(options, table).unwrap_err();
+            assert_eq!(error.kind(), kind, "{table}: {error:?}");
+            assert!(format!("{error:?}").contains(says), "{table}: {error:?}");
+        };
+    let incompatible = ErrorKind::Incompatible;
+    refused(
+        &own,
+        "noted",
+        "CREATE TABLE IN.noted (a int) ENGINE=InnoDB",
+        incompatible,
+        "comment \"\"",
+    );
+    let future =
+        "CREATE TABLE IN.future LIKE IN.good; ALTER TABLE IN.future COMMENT='lockkeeper 2'";
+    refused(&own, "future", future, incompatible, "lockkeeper 2");
+    let other = "CREATE TABLE IN.other LIKE IN.good; ALTER TABLE IN.other ENGINE=MyISAM";
+    refused(&own, "other", other, incompatible, "MyISAM");
+    refused(
+        &own,
+        "seen",
+        "CREATE VIEW IN.seen AS SELECT 1",
+        incompatible,
+        "no table of InnoDB",
+    );
+    let denied = ErrorKind::PermissionDenied;
+    server
+        .execute("CREATE USER other IDENTIFIED BY 's3cret'")
+        .unwrap();
+    let other = options(&server, Some("other"));
+    let grant = "GRANT SELECT, INSERT, UPDATE ON IN.good TO other";
+    refused(
+        &other,
+        "good",
+        grant,
+        denied,
+        "GRANT SELECT, INSERT, UPDATE, DELETE",
+    );
+    server
+        .execute(&format!("GRANT DELETE ON {DATABASE}.good TO other"))
+        .unwrap();
+    try_table(&other, "good").unwrap();
+    refused(
+        &other,
+        "more",
+        "SELECT 1",
+        denied,
+        &format!("CREATE TABLE `{DATABASE}`.`more`"),
+    );
+    refused(
+        &own,
+        "good",
+        "SET GLOBAL read_only = ON",
+        incompatible,
+        "read-only",
+    );
+    server.execute("SET GLOBAL read_only = OFF").unwrap();
+    let nowhere =
+        MySqlOptions::from_opts(OptsBuilder::from_opts(own.opts()).db_name(None::<String>));
+    refused(
+        &nowhere,
+        "good",
+        "SELECT 1",
+        ErrorKind::InvalidValue,
+        "DATABASE.TABLE",
+    );
+    refused(
+        &own,
+        "good",
+        "SET GLOBAL init_connect = 'SET autocommit = 0'",
+        incompatible,
+        "autocommit",
+    );
+}

@@ -1,0 +1,193 @@
+//! Finds or makes the table, and checks whether locks can rely on it.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lockkeeper_core::{Error, ErrorKind, Finding};
+use lockkeeper_register::table::{TableConnection as _, TableName};
+use lockkeeper_remote::{Failure, RemoteOptions, nothing_granted, senseless};
+
+use super::PlainConnection;
+use crate::failure::incompatible;
+
+/// The comment of a table, by which a later version knows how the table is made.
+const COMMENT: &str = "lockkeeper 1";
+
+/// Returns the statements that make a table.
+fn migration(table: &TableName) -> String {
+    let name = table.quoted('"');
+    format!(
+        "CREATE TABLE {name} (namespace bytea NOT NULL, name bytea NOT NULL, version bigint NOT NULL, value bytea NOT NULL, ends timestamptz, PRIMARY KEY (namespace, name)); COMMENT ON TABLE {name} IS '{COMMENT}'"
+    )
+}
+
+/// Asks for what [`State::read`] reads, about a table whose name is in `{}`.
+const STATE: &str = "SELECT \
+    CASE WHEN pg_catalog.pg_is_in_recovery() THEN 1 ELSE 0 END, \
+    pg_catalog.current_schema(), n.nspname, \
+    CASE WHEN t.relkind::pg_catalog.text OPERATOR(pg_catalog.=) 'r' AND t.relpersistence::pg_catalog.text OPERATOR(pg_catalog.=) 'p' THEN 1 ELSE 0 END, \
+    pg_catalog.obj_description(t.oid, 'pg_class'), \
+    pg_catalog.pg_get_userbyid(t.relowner), \
+    CASE WHEN pg_catalog.pg_has_role(t.relowner, 'MEMBER') OR o.rolsuper OR t.relowner OPERATOR(pg_catalog.=) d.datdba THEN 1 ELSE 0 END, \
+    CASE WHEN t.relowner OPERATOR(pg_catalog.=) n.nspowner THEN 1 ELSE 0 END, \
+    CASE WHEN EXISTS (SELECT 1 FROM pg_catalog.aclexplode(t.relacl) AS a WHERE a.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid AND a.privilege_type OPERATOR(pg_catalog.<>) 'SELECT') THEN 1 ELSE 0 END \
+    FROM pg_catalog.pg_database AS d \
+    LEFT JOIN pg_catalog.pg_class AS t ON t.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('{}')::pg_catalog.oid \
+    LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) t.relnamespace \
+    LEFT JOIN pg_catalog.pg_roles AS o ON o.oid OPERATOR(pg_catalog.=) t.relowner \
+    WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()";
+
+/// The columns of [`STATE`].
+struct State(Vec<Option<String>>);
+
+impl State {
+    fn ask(
+        connection: &mut PlainConnection,
+        name: &TableName,
+        limit: Duration,
+    ) -> Result<Self, Failure> {
+        let sql = STATE.replace("{}", &name.quoted('"'));
+        let rows = one(connection, sql, limit)?;
+        match rows.len() {
+            9 => Ok(Self(rows)),
+            _ => Err(Failure::Refused(senseless())),
+        }
+    }
+
+    fn text(&self, at: usize) -> Option<&str> {
+        self.0.get(at)?.as_deref()
+    }
+
+    fn is(&self, at: usize) -> bool {
+        self.text(at) == Some("1")
+    }
+}
+
+/// Runs a statement and returns its first row, as texts.
+fn one(
+    connection: &mut PlainConnection,
+    sql: String,
+    limit: Duration,
+) -> Result<Vec<Option<String>>, Failure> {
+    let replies = connection.run(&[sql], false, limit)?;
+    let row = replies
+        .into_iter()
+        .flatten()
+        .flat_map(|reply| reply.rows)
+        .next();
+    let text = |value: Option<Vec<u8>>| Some(String::from_utf8_lossy(&value?).into_owned());
+    let row = row.ok_or_else(|| Failure::Refused(senseless()))?;
+    Ok(row.into_iter().map(text).collect())
+}
+
+/// Returns the table with its schema. Makes it if it is not there.
+///
+/// # Errors
+/// The table cannot be made, or cannot be relied on.
+pub(super) fn find(
+    connection: &mut PlainConnection,
+    wanted: &TableName,
+    options: &RemoteOptions,
+) -> Result<TableName, Error> {
+    let limit = options.response_timeout.max(options.connect_timeout);
+    let mut state = State::ask(connection, wanted, limit).map_err(nothing_granted)?;
+    if state.is(0) {
+        return Err(incompatible(
+            "this server is a replica, which takes no writes, and locks are written; connect to the primary",
+        ));
+    }
+    let Some(schema) = state.text(2).or(wanted.schema.as_deref()).or(state.text(1)) else {
+        return Err(Error::new(
+            ErrorKind::InvalidValue,
+            "the user's search_path names no schema that exists; name one by table=SCHEMA.TABLE",
+        ));
+    };
+    let table = TableName {
+        schema: Some(schema.to_owned()),
+        table: wanted.table.clone(),
+    };
+    if state.text(2).is_none() {
+        let made = connection.run(&[migration(&table)], true, limit);
+        state = State::ask(connection, &table, limit).map_err(nothing_granted)?;
+        // Another process may have made it just now.
+        if let (Err(failure), None) = (made, state.text(2)) {
+            return Err(not_made(&table, &failure));
+        }
+    }
+    check(&state, wanted, &table).map(|()| table)
+}
+
+fn not_made(table: &TableName, failure: &Failure) -> Error {
+    let error = failure.error();
+    let kind = match error.kind() {
+        ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+        _ => return nothing_granted(failure.clone()),
+    };
+    let text = format!(
+        "there is no table {table}, and this user may not make it; let another user run: {}; then GRANT SELECT, INSERT, UPDATE, DELETE on it to this user",
+        migration(table)
+    );
+    Error::new(kind, text).with_source(error.clone())
+}
+
+/// Refuses a table on which locks would break.
+fn check(state: &State, wanted: &TableName, table: &TableName) -> Result<(), Error> {
+    if !state.is(3) {
+        return Err(incompatible(format!(
+            "{table} is no ordinary table that survives a crash (a view, UNLOGGED, TEMPORARY, partitioned or foreign); name another one by `table`"
+        )));
+    }
+    match state.text(4) {
+        Some(COMMENT) => {}
+        other => {
+            let found = other.unwrap_or("none");
+            return Err(incompatible(format!(
+                "the table {table} has the comment {found:?}, and this version of lockkeeper takes tables with {COMMENT:?}: it is of another version, or is no table of lockkeeper; update this program, or name another table by `table`"
+            )));
+        }
+    }
+    let owner = state.text(5).unwrap_or_default();
+    let denied = |text| Err(Error::new(ErrorKind::PermissionDenied, text));
+    let is_trusted = state.is(6) || state.is(7) && wanted.schema.is_some();
+    if !is_trusted {
+        return denied(format!(
+            "the table {table} belongs to {owner}, who is neither this user nor an owner of the database, and could change what its rows say; let this user own it, or name it with its schema if that belongs to the same user: table={table}"
+        ));
+    }
+    if state.is(8) {
+        return denied(format!(
+            "every user may write the table {table}, and so take or end locks; REVOKE ALL ON it FROM PUBLIC"
+        ));
+    }
+    Ok(())
+}
+
+/// The time in microseconds, whether a crash keeps what was committed, and the version.
+const EXAMINE: &str = "SELECT (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8, \
+    pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('server_version')";
+
+pub(super) fn examine(
+    connection: &mut PlainConnection,
+    limit: Duration,
+) -> Result<Vec<Finding>, Failure> {
+    let before = SystemTime::now();
+    let row = one(connection, EXAMINE.to_owned(), limit)?;
+    let after = SystemTime::now();
+    let text = |at: usize| row.get(at).and_then(Option::as_deref).unwrap_or_default();
+    let time = text(0).parse().ok().map(Duration::from_micros);
+    let time = time.and_then(|since| UNIX_EPOCH.checked_add(since));
+    let time = time.ok_or_else(|| Failure::Refused(senseless()))?;
+    let durability = match [text(1), text(2)].contains(&"off") {
+        true => Finding::warning(
+            "durability",
+            "a crash of the server forgets what was committed last (synchronous_commit or fsync is off)",
+            "it forgets locks, and grants them again while they are held",
+            "set both to on, synchronous_commit also for this user and database",
+        ),
+        false => Finding::fine("durability", "the server keeps locks over a crash"),
+    };
+    Ok(vec![
+        Finding::fine("version", format!("PostgreSQL {}", text(3))),
+        Finding::clocks(before, time, after),
+        durability,
+    ])
+}

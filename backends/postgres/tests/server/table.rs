@@ -1,0 +1,163 @@
+//! Locks in a table.
+
+use std::sync::Arc;
+use std::thread;
+
+use lockkeeper_core::{Error, ErrorKind, SystemClock};
+use lockkeeper_postgres::{PlainClient, PostgresOptions, PostgresTable, open_table};
+use lockkeeper_register::table::TableName;
+use lockkeeper_testkit::{PostgresKind, PostgresServer, cases};
+
+use crate::checks::WAIT_LIMIT;
+use crate::store::{Case, options, start_own};
+use crate::table_cases as shared;
+
+pub(crate) const CASES: &[Case] = cases![
+    entries_and_sessions_are_rows,
+    table_is_made_once,
+    tables_that_cannot_be_relied_on_are_refused,
+];
+
+fn try_table(options: &PostgresOptions, table: &str) -> Result<PostgresTable, Error> {
+    let table = TableName::parse(table).unwrap();
+    open_table(options, &table, &"s".repeat(512), Arc::new(SystemClock))
+}
+
+fn entries_and_sessions_are_rows(kind: PostgresKind) {
+    let server = start_own(kind);
+    let options = options(server.addr());
+    let table = |name: &str| try_table(&options, name).unwrap();
+    shared::entry_is_written_under_its_conditions(&table("t1"));
+    shared::several_entries_are_written_each_by_itself(&table("t2"));
+    shared::session_ends_unless_it_is_kept(&table("t3"));
+    shared::expired_session_is_not_kept(&table("t3"));
+    shared::names_are_bytes(&table("t4"));
+    shared::no_write_is_lost(&table("t5"));
+    for lock in ["SHARE", "UPDATE"] {
+        shared::row_that_a_transaction_has_locked_is_not_waited_for(
+            &table(&format!("t_{lock}")),
+            || {
+                let mut client = PlainClient::connect(&options).unwrap();
+                let sql = format!("BEGIN; SELECT * FROM \"t_{lock}\" FOR {lock}");
+                assert!(client.run(&sql, WAIT_LIMIT).unwrap().count > 0);
+                client
+            },
+        );
+    }
+    // Nothing but sessions is left of the rehearsals, and they have ended.
+    let left = "SELECT count(*) FROM t3";
+    assert_eq!(rows(&server, left), "0");
+}
+
+/// Returns what a statement in the database of the tables returns.
+fn rows(server: &PostgresServer, sql: &str) -> String {
+    let mut client = PlainClient::connect(&options(server.addr())).unwrap();
+    let mut rows = client.run(sql, WAIT_LIMIT).unwrap().rows;
+    rows.remove(0).remove(0).unwrap_or_default()
+}
+
+fn execute(server: &PostgresServer, sql: &str) {
+    let mut client = PlainClient::connect(&options(server.addr())).unwrap();
+    client.run(sql, WAIT_LIMIT).unwrap();
+}
+
+fn table_is_made_once(kind: PostgresKind) {
+    let server = start_own(kind);
+    let options = options(server.addr());
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| try_table(&options, "locks").unwrap());
+        }
+    });
+    execute(&server, "CREATE SCHEMA other");
+    try_table(&options, "other.locks").unwrap();
+    let named = "SELECT string_agg(relnamespace::regnamespace || '.' || relname, ' ' ORDER BY oid) FROM pg_class WHERE relname = 'locks'";
+    assert_eq!(rows(&server, named), "public.locks other.locks");
+}
+
+fn tables_that_cannot_be_relied_on_are_refused(kind: PostgresKind) {
+    let server = start_own(kind);
+    let options = options(server.addr());
+    try_table(&options, "good").unwrap();
+    let user = PostgresServer::USER;
+    let refused = |table: &str, prepare: &str, kind: ErrorKind, says: &str| {
+        execute(&server, prepare);
+        let error = try_table(&options, table).unwrap_err();
+        assert_eq!(error.kind(), kind, "{table}: {error:?}");
+        assert!(format!("{error:?}").contains(says), "{table}: {error:?}");
+    };
+    let incompatible = ErrorKind::Incompatible;
+    refused(
+        "noted",
+        "CREATE TABLE noted (a int)",
+        incompatible,
+        "\"none\"",
+    );
+    refused(
+        "future",
+        "CREATE TABLE future (LIKE good); COMMENT ON TABLE future IS 'lockkeeper 2'",
+        incompatible,
+        "lockkeeper 2",
+    );
+    refused(
+        "seen",
+        "CREATE VIEW seen AS SELECT * FROM good",
+        incompatible,
+        "no ordinary table",
+    );
+    refused(
+        "brief",
+        "CREATE UNLOGGED TABLE brief (LIKE good)",
+        incompatible,
+        "survives a crash",
+    );
+    let denied = ErrorKind::PermissionDenied;
+    let public = "CREATE TABLE open (LIKE good INCLUDING ALL); COMMENT ON TABLE open IS 'lockkeeper 1'; GRANT UPDATE ON open TO PUBLIC";
+    refused("open", public, denied, "REVOKE");
+    refused("nowhere.t", "SELECT 1", incompatible, "nowhere");
+    // Another user's table, which the schema's name makes trusted.
+    let database = PostgresServer::DATABASE;
+    let as_superuser = |sql: &str| {
+        let mut client = server_superuser(&server, database);
+        client(sql);
+    };
+    as_superuser(&format!(
+        "CREATE ROLE mallory; CREATE SCHEMA mallory AUTHORIZATION mallory; GRANT ALL ON SCHEMA mallory TO {user}"
+    ));
+    as_superuser(&format!(
+        "SET ROLE mallory; CREATE TABLE mallory.locks (namespace bytea, name bytea, version bigint, value bytea, ends timestamptz, PRIMARY KEY (namespace, name)); COMMENT ON TABLE mallory.locks IS 'lockkeeper 1'; GRANT SELECT, INSERT, UPDATE ON mallory.locks TO {user}"
+    ));
+    as_superuser(&format!("ALTER ROLE {user} SET search_path = mallory"));
+    refused("locks", "SELECT 1", denied, "belongs to mallory");
+    refused(
+        "mallory.locks",
+        "SELECT 1",
+        denied,
+        "GRANT SELECT, INSERT, UPDATE, DELETE",
+    );
+    as_superuser(&format!("GRANT DELETE ON mallory.locks TO {user}"));
+    try_table(&options, "mallory.locks").unwrap();
+    as_superuser(&format!(
+        "REVOKE ALL ON SCHEMA mallory FROM {user}; GRANT USAGE ON SCHEMA mallory TO {user}"
+    ));
+    refused(
+        "mallory.more",
+        "SELECT 1",
+        denied,
+        "CREATE TABLE \"mallory\".\"more\"",
+    );
+    as_superuser(&format!(
+        "ALTER ROLE {user} SET default_transaction_read_only = on"
+    ));
+    refused("mallory.locks", "SELECT 1", incompatible, "takes no writes");
+}
+
+/// Returns what runs a statement as the superuser in a database.
+fn server_superuser(server: &PostgresServer, database: &str) -> impl FnMut(&str) {
+    let socket = server.socket();
+    let options = PostgresOptions::unix(socket)
+        .user("postgres")
+        .database(database);
+    let mut client = PlainClient::connect(&options).unwrap();
+    move |sql| drop(client.run(sql, WAIT_LIMIT).unwrap())
+}
