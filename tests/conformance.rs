@@ -35,7 +35,10 @@ fn suites() -> Vec<Suite> {
     #[cfg(feature = "mysql")]
     {
         let package = "lockkeeper-mysql";
-        suites.extend(MySqlKind::ALL.map(|kind| store::suite(package, StoreKind::MySql(kind))));
+        let kinds = MySqlKind::ALL;
+        let kinds = kinds.map(|kind| [StoreKind::MySql(kind), StoreKind::MySqlTable(kind)]);
+        let suite = |kind| store::suite(package, kind);
+        suites.extend(kinds.into_iter().flatten().map(suite));
         let kind = StoreKind::MySql(MySqlKind::MariaDb10);
         suites.push(store::suite_by(
             package,
@@ -45,10 +48,12 @@ fn suites() -> Vec<Suite> {
         ));
     }
     #[cfg(feature = "postgres")]
-    suites.extend(
-        PostgresKind::ALL
-            .map(|kind| store::suite("lockkeeper-postgres", StoreKind::Postgres(kind))),
-    );
+    {
+        let kinds = PostgresKind::ALL;
+        let kinds = kinds.map(|kind| [StoreKind::Postgres(kind), StoreKind::PostgresTable(kind)]);
+        let suite = |kind| store::suite("lockkeeper-postgres", kind);
+        suites.extend(kinds.into_iter().flatten().map(suite));
+    }
     #[cfg(feature = "redis")]
     {
         let (package, kind) = ("lockkeeper-redis", RedisKind::Redis7);

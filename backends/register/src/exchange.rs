@@ -20,6 +20,9 @@ use crate::store::{Call, RegisterStore, SessionId, Version};
 /// The longest pause after a write that found another version.
 const MAX_PAUSE: Duration = Duration::from_millis(16);
 
+/// After so many conflicts, a transaction of an application may have locked the entry, for as long as it likes.
+pub(crate) const LOCKED_AFTER: u32 = 6;
+
 /// A request about one entry.
 #[derive(Debug)]
 pub(crate) struct Task<'a> {
@@ -136,8 +139,8 @@ impl<S: RegisterStore> Register<S> {
                 Ok(RoundEnd::Written) => {}
                 Ok(ended) => {
                     conflicts += 1;
-                    // Releases, and requests that wait in the queue, go first.
-                    if ended == RoundEnd::Conflict {
+                    // Releases, and requests that wait in the queue, go first, unless the entry is locked.
+                    if ended == RoundEnd::Conflict || conflicts > LOCKED_AFTER {
                         let pause = MAX_PAUSE.min(Duration::from_millis(1 << conflicts.min(10)));
                         thread::sleep(pause.mul_f64(fastrand::f64()));
                     }
@@ -174,7 +177,7 @@ fn no_end(conflicts: u32) -> Error {
     match conflicts {
         0 => Error::not_sent("no time was left to ask the store; wait longer"),
         _ => Error::name_unavailable(
-            "other programs changed the lock's entry each time before this one could; try again",
+            "other programs changed the lock's entry each time before this one could, or a transaction has locked it; try again",
         ),
     }
 }

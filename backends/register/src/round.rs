@@ -8,7 +8,9 @@ use lockkeeper_core::{Error, ErrorKind, Grant, HostInstant, Renewal, limit_misma
 
 use crate::decide::{self, Answer, Attempt, Kind};
 use crate::entry::Contents;
-use crate::exchange::{Answered, Answers, Others, Position, RoundEnd, Task, Verb, unexpected};
+use crate::exchange::{
+    Answered, Answers, LOCKED_AFTER, Others, Position, RoundEnd, Task, Verb, unexpected,
+};
 use crate::key::Key;
 use crate::lease::RegisterLease;
 use crate::register::Register;
@@ -19,6 +21,7 @@ pub(crate) struct Round<'r, S: RegisterStore> {
     register: &'r Register<S>,
     call: Call<'r>,
     is_first: bool,
+    conflicts: u32,
     /// When it began.
     asked_at: HostInstant,
     /// The current sessions.
@@ -76,6 +79,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
             register,
             call,
             is_first,
+            conflicts,
             asked_at: register.now(),
             sessions: BTreeMap::new(),
             view: View::default(),
@@ -83,7 +87,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
             checked: &others.clone(),
             unchecked: Others::new(),
         };
-        let mut changes = round.read(tasks, answers, conflicts)?;
+        let mut changes = round.read(tasks, answers)?;
         // A name that is released is free for the others.
         for removes in [true, false] {
             for (index, (task, answer)) in tasks.iter_mut().zip(answers.iter_mut()).enumerate() {
@@ -105,7 +109,6 @@ impl<'r, S: RegisterStore> Round<'r, S> {
         &mut self,
         tasks: &[Task<'k>],
         answers: &mut Answers,
-        conflicts: u32,
     ) -> Result<BTreeMap<&'k Key, Change>, Error> {
         let mut changes: BTreeMap<&'k Key, Change> = BTreeMap::new();
         let mut keep: HashMap<SessionId, Duration> = HashMap::new();
@@ -115,7 +118,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                 Verb::Attempt { ttl, attempt } => {
                     let session = self.session(*ttl)?;
                     // A write that was refused may have met the end of this session.
-                    let is_kept = conflicts > 0 || !session.is_fresh(self.asked_at);
+                    let is_kept = self.conflicts > 0 || !session.is_fresh(self.asked_at);
                     if is_kept {
                         keep.insert(session.id, *ttl);
                     }
@@ -421,6 +424,15 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                 match version {
                     Some(_) => {
                         let answer = self.then(then, key, change.next.as_ref(), version);
+                        if let Some(open) = answers.get_mut(index) {
+                            *open = Some(answer);
+                        }
+                    }
+                    // It waits outside of the queue, and asks again later.
+                    None if self.conflicts >= LOCKED_AFTER
+                        && matches!(then, Then::Waits { .. }) =>
+                    {
+                        let answer = self.then(then, key, None, change.seen);
                         if let Some(open) = answers.get_mut(index) {
                             *open = Some(answer);
                         }

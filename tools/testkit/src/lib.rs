@@ -41,6 +41,7 @@ mod sqlite;
 mod store_kind;
 #[cfg(feature = "suite")]
 pub mod suite;
+mod table;
 mod template;
 mod test_server;
 mod timeouts;

@@ -9,7 +9,7 @@ use crate::sqlite;
 use crate::{ConsulKind, EtcdKind, consul, etcd};
 #[cfg(feature = "mysql")]
 use crate::{MySqlKind, mysql};
-use crate::{PostgresKind, RedisKind, TestServer, postgres, redis};
+use crate::{PostgresKind, RedisKind, TestServer, postgres, redis, table};
 
 /// A kind of store that a test starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,6 +29,11 @@ pub enum StoreKind {
     MySql(MySqlKind),
     /// A PostgreSQL server.
     Postgres(PostgresKind),
+    /// A table of a MySQL or MariaDB server.
+    #[cfg(feature = "mysql")]
+    MySqlTable(MySqlKind),
+    /// A table of a PostgreSQL server.
+    PostgresTable(PostgresKind),
     /// A single etcd.
     Etcd(EtcdKind),
     /// Three members of an etcd cluster.
@@ -47,6 +52,9 @@ impl StoreKind {
         #[cfg(feature = "mysql")]
         kinds.extend(MySqlKind::ALL.map(Self::MySql));
         kinds.extend(PostgresKind::ALL.map(Self::Postgres));
+        #[cfg(feature = "mysql")]
+        kinds.push(Self::MySqlTable(MySqlKind::MariaDb10));
+        kinds.push(Self::PostgresTable(PostgresKind::Postgres15));
         kinds.extend(EtcdKind::ALL.map(Self::Etcd));
         kinds
     }
@@ -63,6 +71,12 @@ impl StoreKind {
             #[cfg(feature = "mysql")]
             Self::MySql(kind) => kind.name(),
             Self::Postgres(kind) => kind.name(),
+            #[cfg(feature = "mysql")]
+            Self::MySqlTable(MySqlKind::MariaDb10) => "mariadb-10-table",
+            #[cfg(feature = "mysql")]
+            Self::MySqlTable(MySqlKind::MySql9) => "mysql-9-table",
+            Self::PostgresTable(PostgresKind::Postgres15) => "postgres-15-table",
+            Self::PostgresTable(PostgresKind::Postgres18) => "postgres-18-table",
             Self::Etcd(kind) => kind.name(),
             Self::EtcdCluster(_) => "etcd-cluster",
             Self::Consul(kind) => kind.name(),
@@ -80,8 +94,8 @@ impl StoreKind {
             Self::Redis(kind) => kind.ignored(),
             Self::RedisSentinel(kind) | Self::RedisCluster(kind) => kind.ignored(),
             #[cfg(feature = "mysql")]
-            Self::MySql(kind) => kind.ignored(),
-            Self::Postgres(kind) => kind.ignored(),
+            Self::MySql(kind) | Self::MySqlTable(kind) => kind.ignored(),
+            Self::Postgres(kind) | Self::PostgresTable(kind) => kind.ignored(),
             Self::Etcd(kind) | Self::EtcdCluster(kind) => kind.ignored(),
             Self::Consul(kind) | Self::ConsulCluster(kind) => kind.ignored(),
         }
@@ -101,6 +115,9 @@ impl StoreKind {
             #[cfg(feature = "mysql")]
             Self::MySql(kind) => mysql::start(kind),
             Self::Postgres(kind) => postgres::start(kind),
+            #[cfg(feature = "mysql")]
+            Self::MySqlTable(kind) => table::start_mysql(kind),
+            Self::PostgresTable(kind) => table::start_postgres(kind),
             Self::Etcd(kind) => etcd::start(kind),
             Self::EtcdCluster(kind) => etcd::start_cluster(kind),
             Self::Consul(kind) => consul::start(kind),

@@ -26,6 +26,8 @@ pub struct Facts {
     pub tells_of_wipe: bool,
     /// Whether a holder is notified at once when its lease was ended.
     pub tells_of_end: bool,
+    /// Whether a holder is notified at once when an operator took its lock away.
+    pub tells_of_unlock: bool,
     /// The shortest ttl, in seconds.
     pub min_ttl: u64,
     /// Bytes that every request about the lock `a` in the namespace `default` contains.
@@ -43,6 +45,7 @@ impl Facts {
         is_kept_by_restart: false,
         tells_of_wipe: true,
         tells_of_end: false,
+        tells_of_unlock: true,
         min_ttl: 1,
         lock_request: "",
         part_of_reply: 2,

@@ -1,0 +1,169 @@
+//! Tables of locks on SQL servers under test.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::daemon::Daemon;
+use crate::test_server::{EndFault, Facts, TestServer, not_held};
+#[cfg(feature = "mysql")]
+use crate::{MySqlKind, MySqlOptions, MySqlServer};
+use crate::{PostgresKind, PostgresOptions, PostgresServer};
+
+/// A server with the SQL to look at its table.
+trait SqlServer: TestServer {
+    /// The table.
+    const TABLE: &'static str;
+
+    /// Returns the text of a column of bytes.
+    fn text(column: &str) -> String;
+
+    /// Returns the first values of all rows.
+    fn values(&self, sql: &str) -> io::Result<Vec<String>>;
+}
+
+impl SqlServer for PostgresServer {
+    const TABLE: &'static str = "lockkeeper";
+
+    fn text(column: &str) -> String {
+        format!("convert_from({column}, 'UTF8')")
+    }
+
+    fn values(&self, sql: &str) -> io::Result<Vec<String>> {
+        Ok(self
+            .rows(sql)?
+            .into_iter()
+            .flat_map(|row| row.into_iter().next())
+            .collect())
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl SqlServer for MySqlServer {
+    const TABLE: &'static str = "shop.lockkeeper";
+
+    fn text(column: &str) -> String {
+        format!("CONVERT({column} USING utf8mb4)")
+    }
+
+    fn values(&self, sql: &str) -> io::Result<Vec<String>> {
+        let rows = self.client()?.rows(sql)?.into_iter();
+        Ok(rows.filter_map(|row| row.into_iter().next()?).collect())
+    }
+}
+
+/// Starts a PostgreSQL server whose URLs say that locks are in a table.
+pub(crate) fn start_postgres(kind: PostgresKind) -> io::Result<Arc<dyn TestServer>> {
+    let server = PostgresServer::start(kind, &PostgresOptions::new())?;
+    Ok(Arc::new(Table(Arc::new(server))))
+}
+
+/// Starts a MySQL or MariaDB server whose URLs say that locks are in a table.
+#[cfg(feature = "mysql")]
+pub(crate) fn start_mysql(kind: MySqlKind) -> io::Result<Arc<dyn TestServer>> {
+    let server = MySqlServer::start(kind, &MySqlOptions::new().show_locks())?;
+    Ok(Arc::new(Table(Arc::new(server))))
+}
+
+/// A server with locks in a table.
+struct Table<S>(Arc<S>);
+
+impl<S: SqlServer> Table<S> {
+    /// Returns the values of all entries, or of that of a name.
+    fn entries(&self, of: Option<(&str, &str)>) -> io::Result<Vec<Value>> {
+        let [namespace, name, value] = ["namespace", "name", "value"].map(S::text);
+        let of = of.map(|of| format!(" AND {namespace} = '{}' AND {name} = 'lock/{}'", of.0, of.1));
+        let condition = of.unwrap_or_default();
+        let sql = format!(
+            "SELECT {value} FROM {} WHERE ends IS NULL{condition}",
+            S::TABLE
+        );
+        let values = match self.0.values(&sql) {
+            // Nobody has opened it.
+            Err(error) if error.to_string().contains("exist") => Vec::new(),
+            values => values?,
+        };
+        let values = values.iter().map(|value| serde_json::from_str(value));
+        values.collect::<Result<_, _>>().map_err(io::Error::other)
+    }
+}
+
+/// Returns the leases (`l`) or the requests that wait (`q`) of an entry.
+fn parts<'e>(entry: &'e Value, at: &str) -> &'e [Value] {
+    let parts = entry.get(at).and_then(Value::as_array);
+    parts.map_or(&[], Vec::as_slice)
+}
+
+impl<S: SqlServer> TestServer for Table<S> {
+    fn facts(&self) -> Facts {
+        Facts {
+            is_kept_by_restart: true,
+            tells_of_wipe: false,
+            tells_of_unlock: false,
+            // `lock/a`
+            lock_request: "6c6f636b2f61'",
+            ..Facts::ROWS
+        }
+    }
+
+    fn url_at(&self, host: &str, tls: bool) -> String {
+        format!("{}locks=table&", self.0.url_at(host, tls))
+    }
+
+    fn socket_url(&self) -> Option<String> {
+        Some(format!("{}locks=table&db=shop&", self.0.socket_url()?))
+    }
+
+    fn processes(&self) -> Vec<&Daemon> {
+        self.0.processes()
+    }
+
+    fn wipe(&self) -> io::Result<()> {
+        match self.0.values(&format!("DELETE FROM {}", S::TABLE)) {
+            Err(error) if !error.to_string().contains("exist") => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        self.0.reset()?;
+        self.wipe()
+    }
+
+    fn cut_off(self: Arc<Self>) -> io::Result<EndFault> {
+        Arc::clone(&self.0).cut_off()
+    }
+
+    fn slow_down(self: Arc<Self>, by: Duration) -> io::Result<EndFault> {
+        Arc::clone(&self.0).slow_down(by)
+    }
+
+    /// Ends the session, and with it all leases of its process.
+    fn end_lease(&self, namespace: &str, name: &str) -> io::Result<()> {
+        let entries = self.entries(Some((namespace, name)))?;
+        let lease = entries.first().and_then(|entry| parts(entry, "l").first());
+        let session = lease.and_then(|lease| lease.get("s")?.as_str());
+        let session = session.ok_or_else(|| not_held(name))?;
+        let (row, table) = (S::text("name"), S::TABLE);
+        let sql = format!("DELETE FROM {table} WHERE {row} = 'session/{session}'");
+        self.0.values(&sql).map(drop)
+    }
+
+    fn waiters(&self, namespace: &str, name: &str) -> io::Result<usize> {
+        let entries = self.entries(Some((namespace, name)))?;
+        Ok(entries.iter().map(|entry| parts(entry, "q").len()).sum())
+    }
+
+    /// Returns the entries that are not free.
+    fn leftovers(&self) -> io::Result<Vec<String>> {
+        let mut entries = self.entries(None)?;
+        entries.retain(|entry| ["l", "q"].iter().any(|at| !parts(entry, at).is_empty()));
+        Ok(entries.iter().map(Value::to_string).collect())
+    }
+
+    fn connections(&self) -> io::Result<Vec<String>> {
+        self.0.connections()
+    }
+}
