@@ -46,8 +46,8 @@ fn servers() -> Vec<StoreKind> {
     let mut kinds = StoreKind::servers();
     kinds.retain(|kind| match kind {
         StoreKind::Redis(_) => cfg!(feature = "redis"),
-        StoreKind::MySql(_) => cfg!(feature = "mysql"),
-        StoreKind::Postgres(_) => cfg!(feature = "postgres"),
+        StoreKind::MySql(_) | StoreKind::MySqlTable(_) => cfg!(feature = "mysql"),
+        StoreKind::Postgres(_) | StoreKind::PostgresTable(_) => cfg!(feature = "postgres"),
         _ => cfg!(feature = "etcd"),
     });
     kinds

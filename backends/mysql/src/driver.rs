@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, Key, KeySpec, LockProvider, OpenContext, Takes};
-use lockkeeper_register::RegisterProvider;
 use lockkeeper_register::table::{self, table_of};
 use lockkeeper_remote::keys::{
     CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT,
@@ -124,8 +123,8 @@ impl Driver for MySqlDriver {
         let options = Self::options(context)?;
         let clock = Arc::clone(context.clock());
         if let Some(table) = table_of(context)? {
-            let store = open_table(&options, &table, context.namespace(), Arc::clone(&clock))?;
-            return Ok(Arc::new(RegisterProvider::new(store, clock)?));
+            let provider = open_table(&options, &table, context.namespace(), clock)?;
+            return Ok(Arc::new(provider));
         }
         let provider = MySqlProvider::with_clock(&options, context.namespace(), clock)?;
         for warning in provider.warnings() {

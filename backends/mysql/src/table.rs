@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, ErrorKind, Finding, Proof};
+use lockkeeper_register::RegisterProvider;
 use lockkeeper_register::table::{
     Dialect, StatementReply, TableConnection, TableName, TableParts, TableSql, TableStore, hex,
 };
@@ -22,11 +23,10 @@ use crate::failure::{classify, refused};
 use crate::options::{BACKEND, MySqlOptions};
 use crate::statements::dialect::Dialect as Kind;
 
-/// The entries of locks in a table of a MySQL or MariaDB server: see [`open_table`].
-pub type MySqlTable = TableStore<TextConnection>;
+/// Locks in a table of a MySQL or MariaDB server: see [`open_table`].
+pub type MySqlTableProvider = RegisterProvider<TableStore<TextConnection>>;
 
-/// Opens a table, which is made if it is not there. Open a
-/// [`RegisterProvider`](lockkeeper_register::RegisterProvider) on it. The schema of the name is the database.
+/// Opens a table, which is made if it is not there. `table` is a name, or a database and a name: `database.table`.
 ///
 /// # Errors
 /// As [`MySqlProvider::open`](crate::MySqlProvider::open), and
@@ -34,20 +34,20 @@ pub type MySqlTable = TableStore<TextConnection>;
 /// to do. A read-only server is [`ErrorKind::Incompatible`].
 pub fn open_table(
     options: &MySqlOptions,
-    table: &TableName,
+    table: &str,
     namespace: &str,
     clock: Arc<dyn Clock>,
-) -> Result<MySqlTable, Error> {
+) -> Result<MySqlTableProvider, Error> {
     let opened = open(options, table, namespace, clock);
     opened.map_err(|error| error.with_backend(BACKEND))
 }
 
 fn open(
     options: &MySqlOptions,
-    table: &TableName,
+    table: &str,
     namespace: &str,
     clock: Arc<dyn Clock>,
-) -> Result<MySqlTable, Error> {
+) -> Result<MySqlTableProvider, Error> {
     options.check()?;
     let remote = &options.remote;
     let server = Server::new("MySQL", &remote.endpoint);
@@ -77,24 +77,25 @@ fn open(
         Ok(connection)
     };
     let mut first = connect(remote.connect_timeout)?;
-    let (kind, table) = opening::find(&mut first, table, longest)?;
+    let (kind, table) = opening::find(&mut first, &TableName::parse(table)?, longest)?;
     let name = table.to_string();
     let keys = [
         ("locks", "table"),
         ("table", &name),
         ("namespace", namespace),
     ];
-    TableStore::new(TableParts {
+    let store = TableStore::new(TableParts {
         backend: BACKEND,
         location: remote.location("mysql", None, &keys),
         options: remote.clone(),
         server,
         counts,
-        clock,
+        clock: Arc::clone(&clock),
         first,
         connect: Box::new(connect),
         sql: TableSql::new(MySqlSql(kind), &table, namespace),
-    })
+    })?;
+    RegisterProvider::new(store, clock)
 }
 
 /// A connection that runs texts.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Clock, Error, ErrorKind, Finding, Proof};
+use lockkeeper_register::RegisterProvider;
 use lockkeeper_register::table::{
     Dialect, StatementReply, TableConnection, TableName, TableParts, TableSql, TableStore, hex,
 };
@@ -22,11 +23,10 @@ use crate::options::{BACKEND, PostgresOptions};
 use crate::plain::PlainClient;
 use crate::statements::DIALECT;
 
-/// The entries of locks in a table of a PostgreSQL server: see [`open_table`].
-pub type PostgresTable = TableStore<PlainConnection>;
+/// Locks in a table of a PostgreSQL server: see [`open_table`].
+pub type PostgresTableProvider = RegisterProvider<TableStore<PlainConnection>>;
 
-/// Opens a table, which is made if it is not there. Open a
-/// [`RegisterProvider`](lockkeeper_register::RegisterProvider) on it.
+/// Opens a table, which is made if it is not there. `table` is a name, or a schema and a name: `schema.table`.
 ///
 /// # Errors
 /// As [`PostgresProvider::open`](crate::PostgresProvider::open), and
@@ -34,20 +34,20 @@ pub type PostgresTable = TableStore<PlainConnection>;
 /// to do. A replica is [`ErrorKind::Incompatible`].
 pub fn open_table(
     options: &PostgresOptions,
-    table: &TableName,
+    table: &str,
     namespace: &str,
     clock: Arc<dyn Clock>,
-) -> Result<PostgresTable, Error> {
+) -> Result<PostgresTableProvider, Error> {
     let opened = open(options, table, namespace, clock);
     opened.map_err(|error| error.with_backend(BACKEND))
 }
 
 fn open(
     options: &PostgresOptions,
-    table: &TableName,
+    table: &str,
     namespace: &str,
     clock: Arc<dyn Clock>,
-) -> Result<PostgresTable, Error> {
+) -> Result<PostgresTableProvider, Error> {
     options.check()?;
     let remote = &options.remote;
     let server = Server::new("PostgreSQL", &remote.endpoint);
@@ -63,24 +63,25 @@ fn open(
         })
     };
     let mut first = connect(remote.connect_timeout)?;
-    let table = opening::find(&mut first, table, remote)?;
+    let table = opening::find(&mut first, &TableName::parse(table)?, remote)?;
     let (database, name) = (options.name_of_database(), table.to_string());
     let keys = [
         ("locks", "table"),
         ("table", &name),
         ("namespace", namespace),
     ];
-    TableStore::new(TableParts {
+    let store = TableStore::new(TableParts {
         backend: BACKEND,
         location: remote.location("postgres", Some(database), &keys),
         options: remote.clone(),
         server,
         counts,
-        clock,
+        clock: Arc::clone(&clock),
         first,
         connect: Box::new(connect),
         sql: TableSql::new(PostgresSql, &table, namespace),
-    })
+    })?;
+    RegisterProvider::new(store, clock)
 }
 
 /// A connection that runs texts.

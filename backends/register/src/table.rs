@@ -207,7 +207,7 @@ impl<C: TableConnection> TableStore<C> {
         match replies {
             Ok(replies) if replies.len() == statements.len() => Ok(replies),
             Ok(_) => Err(senseless()),
-            Err(failure) => Err(nothing_granted(failure)),
+            Err(failure) => Err(failure.into_error()),
         }
     }
 

@@ -1,12 +1,16 @@
 //! What holds for every driver: locks at `url`, and data behind the connection.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use lockkeeper::transactions::{CommitError, CommitIn, OpenTransaction as _};
 use lockkeeper::{ErrorKind, LockKeeper, LockName};
-use lockkeeper_testkit::{Fault, Proxy};
+use lockkeeper_testkit::{Fault, Proxy, with_timeouts};
 
 use crate::application::{Application, Proved, sell, take_away};
+
+/// The time-outs of a keeper on a busy machine.
+const REPLY_LIMIT: Duration = Duration::from_secs(5);
 
 /// A case with the URL of the locks, and the application's connection.
 pub(crate) type Case<A> = (&'static str, fn(&str, &mut A));
@@ -32,11 +36,10 @@ pub(crate) fn all<Kind, A: Application<Kind>>() -> [Case<A>; 8] {
 
 /// Opens a keeper, on a server with time for a reply on a busy machine.
 pub(crate) fn open(url: &str) -> LockKeeper {
-    let timeouts = match url.starts_with("sqlite:") {
-        true => "",
-        false => "?response_timeout=5s&connect_timeout=5s",
-    };
-    lockkeeper::open(&format!("{url}{timeouts}")).unwrap()
+    match url.starts_with("sqlite:") {
+        true => lockkeeper::open(url).unwrap(),
+        false => lockkeeper::open(&with_timeouts(url, REPLY_LIMIT)).unwrap(),
+    }
 }
 
 /// A held lock is proved, and the work is committed with its value.

@@ -14,6 +14,7 @@ mod hostile;
 mod mysql;
 mod postgres;
 mod sqlite;
+mod table;
 mod transaction_lock;
 
 use libtest_mimic::Trial;
@@ -41,6 +42,7 @@ fn main() -> std::process::ExitCode {
     trials.extend(postgres::trials());
     trials.extend(suite::trials(transaction_lock::CASES.iter().copied()));
     trials.extend(suite::trials(hostile::CASES.iter().copied()));
+    trials.extend(table::trials());
     trials.extend(sqlite::trials());
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }

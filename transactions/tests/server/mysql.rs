@@ -13,11 +13,11 @@ use crate::cases;
 /// The error of a deadlock, after which the server has rolled the transaction back.
 const DEADLOCK: u16 = 1213;
 
-fn start(kind: MySqlKind) -> Shared<MySqlServer> {
+pub(crate) fn start(kind: MySqlKind) -> Shared<MySqlServer> {
     Shared::take(kind).unwrap()
 }
 
-fn connect(url: &str) -> Conn {
+pub(crate) fn connect(url: &str) -> Conn {
     let mut connection = Conn::new(Opts::from_url(url).unwrap()).unwrap();
     connection.query_drop("DROP TABLE IF EXISTS sold").unwrap();
     connection

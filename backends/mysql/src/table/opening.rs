@@ -234,4 +234,17 @@ mod tests {
             assert!(error.message().contains(word), "{error}");
         }
     }
+
+    #[test]
+    fn migration_is_told_in_the_manual_and_in_the_docs() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let table = TableName::parse(TableName::DEFAULT).unwrap();
+        for file in [
+            "cli/src/args/doctor_details.txt",
+            "docs/stores/sql-tables.md",
+        ] {
+            let text = std::fs::read_to_string(root.join(file)).unwrap();
+            assert!(text.contains(&migration(&table)), "{file}");
+        }
+    }
 }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use lockkeeper_core::{Error, ErrorKind, SystemClock};
-use lockkeeper_mysql::{Conn, MySqlOptions, MySqlTable, Opts, open_table};
-use lockkeeper_register::table::TableName;
+use lockkeeper_mysql::{Conn, MySqlOptions, MySqlTableProvider, Opts, open_table};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases};
 use mysql::OptsBuilder;
 use mysql::prelude::Queryable;
@@ -24,8 +23,12 @@ const DATABASE: &str = MySqlServer::DATABASE;
 
 /// Returns the options of the server's user, or of another one, in the database of the tables.
 fn options(server: &MySqlServer, user: Option<&str>) -> MySqlOptions {
+    options_in(server, user, Some(DATABASE))
+}
+
+fn options_in(server: &MySqlServer, user: Option<&str>, database: Option<&str>) -> MySqlOptions {
     let opts = Opts::from_url(&server.url()).unwrap();
-    let opts = OptsBuilder::from_opts(opts).db_name(Some(DATABASE));
+    let opts = OptsBuilder::from_opts(opts).db_name(database);
     let opts = match user {
         Some(user) => opts.user(Some(user)).pass(Some("s3cret")),
         None => opts,
@@ -38,34 +41,29 @@ fn options(server: &MySqlServer, user: Option<&str>) -> MySqlOptions {
     }
 }
 
-fn try_table(options: &MySqlOptions, table: &str) -> Result<MySqlTable, Error> {
-    let table = TableName::parse(table).unwrap();
-    open_table(options, &table, &"s".repeat(512), Arc::new(SystemClock))
+fn try_table(options: &MySqlOptions, table: &str) -> Result<MySqlTableProvider, Error> {
+    open_table(options, table, &"s".repeat(512), Arc::new(SystemClock))
 }
 
 fn entries_and_sessions_are_rows(kind: MySqlKind) {
     let server = start_own(kind);
     let options = options(&server, None);
     let table = |name: &str| try_table(&options, name).unwrap();
-    shared::entry_is_written_under_its_conditions(&table("t1"));
-    shared::several_entries_are_written_each_by_itself(&table("t2"));
-    shared::session_ends_unless_it_is_kept(&table("t3"));
-    shared::expired_session_is_not_kept(&table("t3"));
-    shared::names_are_bytes(&table("t4"));
-    shared::no_write_is_lost(&table("t5"));
-    for (name, lock) in [("t6", "LOCK IN SHARE MODE")] {
-        let locked = || {
-            let mut app = Conn::new(options.opts()).unwrap();
-            app.query_drop("START TRANSACTION").unwrap();
-            let name_of_row = "name = 'lock/a'";
-            let sql = format!(
-                "SELECT * FROM {name} WHERE namespace = REPEAT('s', 512) AND {name_of_row} {lock}"
-            );
-            assert_eq!(app.query::<mysql::Row, _>(sql).unwrap().len(), 1);
-            app
-        };
-        shared::row_that_a_transaction_has_locked_is_not_waited_for(&table(name), locked);
-    }
+    shared::entry_is_written_under_its_conditions(table("t1").store());
+    shared::several_entries_are_written_each_by_itself(table("t2").store());
+    shared::session_ends_unless_it_is_kept(table("t3").store());
+    shared::expired_session_is_not_kept(table("t3").store());
+    shared::names_are_bytes(table("t4").store());
+    shared::no_write_is_lost(table("t5").store());
+    let locked = || {
+        let mut app = Conn::new(options.opts()).unwrap();
+        app.query_drop("START TRANSACTION").unwrap();
+        let row = "namespace = REPEAT('s', 512) AND name = 'lock/a'";
+        let sql = format!("SELECT 1 FROM t6 WHERE {row} LOCK IN SHARE MODE");
+        assert_eq!(app.query_first(sql).unwrap(), Some(1));
+        app
+    };
+    shared::row_that_a_transaction_has_locked_is_not_waited_for(table("t6").store(), locked);
     let left = server.value(&format!("SELECT COUNT(*) FROM {DATABASE}.t3"));
     assert_eq!(left.unwrap().as_deref(), Some("0"));
 }
@@ -115,7 +113,7 @@ fn tables_that_cannot_be_relied_on_are_refused(kind: MySqlKind) {
     let future =
         "CREATE TABLE IN.future LIKE IN.good; ALTER TABLE IN.future COMMENT='lockkeeper 2'";
     refused(&own, "future", future, incompatible, "lockkeeper 2");
-    let other = "CREATE TABLE IN.other LIKE IN.good; ALTER TABLE IN.other ENGINE=MyISAM";
+    let other = "CREATE TABLE IN.other (a int) ENGINE=MyISAM COMMENT='lockkeeper 1'";
     refused(&own, "other", other, incompatible, "MyISAM");
     refused(
         &own,
@@ -156,8 +154,7 @@ fn tables_that_cannot_be_relied_on_are_refused(kind: MySqlKind) {
         "read-only",
     );
     server.execute("SET GLOBAL read_only = OFF").unwrap();
-    let nowhere =
-        MySqlOptions::from_opts(OptsBuilder::from_opts(own.opts()).db_name(None::<String>));
+    let nowhere = options_in(&server, None, None);
     refused(
         &nowhere,
         "good",

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use lockkeeper_core::{Error, ErrorKind, SystemClock};
-use lockkeeper_postgres::{PlainClient, PostgresOptions, PostgresTable, open_table};
-use lockkeeper_register::table::TableName;
+use lockkeeper_postgres::{PlainClient, PostgresOptions, PostgresTableProvider, open_table};
 use lockkeeper_testkit::{PostgresKind, PostgresServer, cases};
 
 use crate::checks::WAIT_LIMIT;
@@ -18,24 +17,23 @@ pub(crate) const CASES: &[Case] = cases![
     tables_that_cannot_be_relied_on_are_refused,
 ];
 
-fn try_table(options: &PostgresOptions, table: &str) -> Result<PostgresTable, Error> {
-    let table = TableName::parse(table).unwrap();
-    open_table(options, &table, &"s".repeat(512), Arc::new(SystemClock))
+fn try_table(options: &PostgresOptions, table: &str) -> Result<PostgresTableProvider, Error> {
+    open_table(options, table, &"s".repeat(512), Arc::new(SystemClock))
 }
 
 fn entries_and_sessions_are_rows(kind: PostgresKind) {
     let server = start_own(kind);
     let options = options(server.addr());
     let table = |name: &str| try_table(&options, name).unwrap();
-    shared::entry_is_written_under_its_conditions(&table("t1"));
-    shared::several_entries_are_written_each_by_itself(&table("t2"));
-    shared::session_ends_unless_it_is_kept(&table("t3"));
-    shared::expired_session_is_not_kept(&table("t3"));
-    shared::names_are_bytes(&table("t4"));
-    shared::no_write_is_lost(&table("t5"));
+    shared::entry_is_written_under_its_conditions(table("t1").store());
+    shared::several_entries_are_written_each_by_itself(table("t2").store());
+    shared::session_ends_unless_it_is_kept(table("t3").store());
+    shared::expired_session_is_not_kept(table("t3").store());
+    shared::names_are_bytes(table("t4").store());
+    shared::no_write_is_lost(table("t5").store());
     for lock in ["SHARE", "UPDATE"] {
         shared::row_that_a_transaction_has_locked_is_not_waited_for(
-            &table(&format!("t_{lock}")),
+            table(&format!("t_{lock}")).store(),
             || {
                 let mut client = PlainClient::connect(&options).unwrap();
                 let sql = format!("BEGIN; SELECT * FROM \"t_{lock}\" FOR {lock}");

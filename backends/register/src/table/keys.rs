@@ -25,7 +25,7 @@ pub const TABLE: Key<String> = Key::new(
 ///
 /// # Errors
 /// [`ErrorKind::InvalidValue`] for a key that does not fit.
-pub fn table_of(context: &OpenContext<'_>) -> Result<Option<TableName>, Error> {
+pub fn table_of(context: &OpenContext<'_>) -> Result<Option<String>, Error> {
     let invalid = |text| Err(Error::new(ErrorKind::InvalidValue, text));
     let table = context.value(&TABLE)?;
     if context.value(&LOCKS)?.as_deref() != Some("table") {
@@ -39,6 +39,6 @@ pub fn table_of(context: &OpenContext<'_>) -> Result<Option<TableName>, Error> {
             "`restart_grace` is for locks that end with the server, and a table outlives it; leave it out with locks=table",
         );
     }
-    let table = table.as_deref().unwrap_or(TableName::DEFAULT);
-    TableName::parse(table).map(Some)
+    let table = table.unwrap_or_else(|| TableName::DEFAULT.to_owned());
+    TableName::parse(&table).map(|_| Some(table))
 }
