@@ -1,7 +1,8 @@
 //! Real servers and a proxy that misbehaves, for the tests of lockkeeper's backends.
 //!
-//! [`RedisServer`], [`MySqlServer`], [`PostgresServer`], [`EtcdServer`] and [`ConsulServer`] start an installed server as a child
-//! process, on a free port of 127.0.0.1, in a throw-away folder. `scripts/servers` of the project's repository
+//! [`RedisServer`], [`MySqlServer`], [`PostgresServer`], [`EtcdServer`], [`ConsulServer`] and [`ZooKeeperServer`] start an
+//! installed server as a child process, on a free port of 127.0.0.1, in a throw-away folder. `scripts/servers` of the
+//! project's repository
 //! installs the servers. A server ends with its owner: at drop, at a panic, and also when the owner's process is
 //! killed.
 //!
@@ -48,6 +49,7 @@ mod timeouts;
 mod tls;
 mod until;
 mod watchdog;
+mod zookeeper;
 
 pub use consul::{ConsulCluster, ConsulKey, ConsulKind, ConsulOptions, ConsulServer};
 pub use daemon::Daemon;
@@ -67,3 +69,6 @@ pub use test_server::{EndFault, Facts, TestServer};
 pub use timeouts::with_timeouts;
 pub use tls::Certificates;
 pub use until::until;
+pub use zookeeper::{
+    ZooKeeperClient, ZooKeeperEnsemble, ZooKeeperKind, ZooKeeperOptions, ZooKeeperServer,
+};

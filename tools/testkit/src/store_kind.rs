@@ -9,7 +9,7 @@ use crate::sqlite;
 use crate::{ConsulKind, EtcdKind, consul, etcd};
 #[cfg(feature = "mysql")]
 use crate::{MySqlKind, mysql};
-use crate::{PostgresKind, RedisKind, TestServer, postgres, redis, table};
+use crate::{PostgresKind, RedisKind, TestServer, ZooKeeperKind, postgres, redis, table, zookeeper};
 
 /// A kind of store that a test starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,6 +42,10 @@ pub enum StoreKind {
     Consul(ConsulKind),
     /// Three servers of a Consul cluster.
     ConsulCluster(ConsulKind),
+    /// A single ZooKeeper server.
+    ZooKeeper(ZooKeeperKind),
+    /// Three members of a ZooKeeper ensemble.
+    ZooKeeperEnsemble(ZooKeeperKind),
 }
 
 impl StoreKind {
@@ -81,6 +85,8 @@ impl StoreKind {
             Self::EtcdCluster(_) => "etcd-cluster",
             Self::Consul(kind) => kind.name(),
             Self::ConsulCluster(_) => "consul-cluster",
+            Self::ZooKeeper(kind) => kind.name(),
+            Self::ZooKeeperEnsemble(_) => "zookeeper-ensemble",
         }
     }
 
@@ -98,6 +104,7 @@ impl StoreKind {
             Self::Postgres(kind) | Self::PostgresTable(kind) => kind.ignored(),
             Self::Etcd(kind) | Self::EtcdCluster(kind) => kind.ignored(),
             Self::Consul(kind) | Self::ConsulCluster(kind) => kind.ignored(),
+            Self::ZooKeeper(kind) | Self::ZooKeeperEnsemble(kind) => kind.ignored(),
         }
     }
 
@@ -122,6 +129,8 @@ impl StoreKind {
             Self::EtcdCluster(kind) => etcd::start_cluster(kind),
             Self::Consul(kind) => consul::start(kind),
             Self::ConsulCluster(kind) => consul::start_cluster(kind),
+            Self::ZooKeeper(kind) => zookeeper::start(kind),
+            Self::ZooKeeperEnsemble(kind) => zookeeper::start_ensemble(kind),
         }
     }
 }
@@ -160,5 +169,11 @@ impl From<EtcdKind> for StoreKind {
 impl From<ConsulKind> for StoreKind {
     fn from(kind: ConsulKind) -> Self {
         Self::Consul(kind)
+    }
+}
+
+impl From<ZooKeeperKind> for StoreKind {
+    fn from(kind: ZooKeeperKind) -> Self {
+        Self::ZooKeeper(kind)
     }
 }
