@@ -25,6 +25,7 @@
 //! | `mysql://USER:PASSWORD@HOST`, `mariadb://…` | all processes that reach the server |
 //! | `postgres://USER:PASSWORD@HOST/DATABASE`, `postgresql://…` | all processes that reach the server, in one database |
 //! | `etcd://HOST,HOST,HOST`, `etcds://…` (TLS) | all processes that reach the cluster, also when it loses a server |
+//! | `zookeeper://HOST,HOST,HOST/PATH`, `zookeepers://…` (TLS) | all processes that reach the ensemble, also when it loses a server |
 //! | `quorum:?member=URL&member=URL&member=URL` | all processes that reach a majority of the stores |
 //!
 //! The page `docs/choosing-a-store.md` says how to choose, and `docs/stores/` has a page for each store.
@@ -302,6 +303,7 @@
 //! | `mysql` | yes | `mysql:` and `mariadb:` |
 //! | `postgres` | no | `postgres:` and `postgresql:` |
 //! | `etcd` | no | `etcd:` and `etcds:` |
+//! | `zookeeper` | no | `zookeeper:` and `zookeepers:` |
 //! | `quorum` | no | `quorum:`, a majority of three or five stores |
 //! | `tls` | yes | encrypted connections to servers, by rustls with ring, which needs a C compiler |
 //! | `metrics` | no | `observers::MetricsObserver`: gauges, histograms and counters for the crate `metrics` |
@@ -405,6 +407,10 @@ pub mod backend {
         let drivers = drivers.with(lockkeeper_quorum::QuorumDriver);
         #[cfg(not(feature = "quorum"))]
         let drivers = drivers.without(&["quorum"], "quorum");
+        #[cfg(feature = "zookeeper")]
+        let drivers = drivers.with(lockkeeper_zookeeper::ZooKeeperDriver);
+        #[cfg(not(feature = "zookeeper"))]
+        let drivers = drivers.without(&["zookeeper", "zookeepers"], "zookeeper");
         drivers
     }
 }
@@ -428,9 +434,12 @@ pub mod backends {
         feature = "etcd",
         feature = "mysql",
         feature = "postgres",
-        feature = "redis"
+        feature = "redis",
+        feature = "zookeeper"
     ))]
     pub use lockkeeper_remote::keys as remote;
+    #[cfg(feature = "zookeeper")]
+    pub use lockkeeper_zookeeper as zookeeper;
 }
 
 #[cfg(any(feature = "metrics", feature = "tracing"))]

@@ -18,6 +18,8 @@ use lockkeeper_testkit::PostgresKind;
 #[cfg(feature = "redis")]
 use lockkeeper_testkit::RedisKind;
 use lockkeeper_testkit::StoreKind;
+#[cfg(feature = "zookeeper")]
+use lockkeeper_testkit::ZooKeeperKind;
 
 #[cfg(any(feature = "mysql", feature = "redis"))]
 use fixtures::pool;
@@ -68,6 +70,11 @@ fn suites() -> Vec<Suite> {
             pool::open_redis,
         ));
     }
+    #[cfg(feature = "zookeeper")]
+    suites.extend(
+        ZooKeeperKind::ALL
+            .map(|kind| store::suite("lockkeeper-zookeeper", StoreKind::ZooKeeper(kind))),
+    );
     #[cfg(all(feature = "quorum", feature = "sqlite"))]
     suites.push(quorum::suite("quorum-sqlite", StoreKind::Sqlite));
     #[cfg(all(feature = "quorum", feature = "redis"))]
@@ -95,6 +102,10 @@ fn main() -> ExitCode {
     #[cfg(not(feature = "quorum"))]
     {
         run = run.except("lockkeeper-quorum");
+    }
+    #[cfg(not(feature = "zookeeper"))]
+    {
+        run = run.except("lockkeeper-zookeeper");
     }
     run.every_package_under(Path::new(env!("CARGO_MANIFEST_DIR")).join("backends"))
         .except("lockkeeper-register")

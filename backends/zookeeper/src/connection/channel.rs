@@ -1,0 +1,304 @@
+//! A connection that any number of threads use at once, and the thread that reads it.
+//!
+//! A server answers the requests of a connection in their order, and sends notices in between. The thread waits for the
+//! socket without a mutex, and reads what has come under the same mutex as others write: TLS has one state for both.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_utils::sync::{Parker, Unparker};
+use lockkeeper_core::{CancelToken, Error, ErrorKind};
+use lockkeeper_remote::{Failure, Server, is_timeout, no_time};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::{Connection, Learned, NOTICE, Notices, PING, unanswered};
+use crate::wire::{Reply, Request};
+
+/// A connection is asked whether it is alive after this time without a request, or after a third of its session's.
+const PING_AFTER: Duration = Duration::from_secs(5);
+/// The longest time that the reading thread keeps the mutex for a record of TLS that has come in part.
+const READ_TIME: Duration = Duration::from_millis(100);
+
+/// The state of a channel, which its thread and its callers share.
+pub(super) struct Channel {
+    state: Mutex<State>,
+    socket: Arc<TcpStream>,
+    server: Server,
+    member: usize,
+    learned: Arc<Learned>,
+    is_over: AtomicBool,
+    response_timeout: Duration,
+    ping_after: Duration,
+    notices: Arc<Notices>,
+}
+
+struct State {
+    connection: Connection,
+    /// The requests without all replies, in their order.
+    pending: VecDeque<Pending>,
+}
+
+/// Requests that were sent together.
+struct Pending {
+    sent: Instant,
+    /// The number of the next reply.
+    number: i32,
+    /// How many replies are missing.
+    missing: usize,
+    replies: Vec<Reply>,
+    /// `None` for a ping.
+    caller: Option<Arc<Caller>>,
+}
+
+/// A caller that waits for replies.
+struct Caller {
+    answer: Mutex<Option<Result<Vec<Reply>, Failure>>>,
+    unparker: Unparker,
+}
+
+impl Caller {
+    fn answer(&self, answer: Result<Vec<Reply>, Failure>) {
+        *self.answer.lock() = Some(answer);
+        self.unparker.unpark();
+    }
+}
+
+impl Channel {
+    /// Starts the thread. It ends with the connection.
+    pub(super) fn start(
+        connection: Connection,
+        session_timeout: Duration,
+        response_timeout: Duration,
+        notices: &Arc<Notices>,
+    ) -> Result<Arc<Self>, Error> {
+        let channel = Arc::new(Self {
+            socket: Arc::clone(connection.socket()),
+            server: connection.server.clone(),
+            member: connection.member,
+            learned: Arc::clone(&connection.learned),
+            is_over: AtomicBool::new(false),
+            response_timeout,
+            ping_after: PING_AFTER.min(session_timeout / 3),
+            notices: Arc::clone(notices),
+            state: Mutex::new(State {
+                connection,
+                pending: VecDeque::new(),
+            }),
+        });
+        let reader = Arc::clone(&channel);
+        let started = thread::Builder::new()
+            .name("lockkeeper-zookeeper".to_owned())
+            .spawn(move || reader.run());
+        match started {
+            Ok(_) => Ok(channel),
+            Err(error) => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the system starts no thread for the connection; try again",
+            )
+            .with_source(error)),
+        }
+    }
+
+    /// Closes the connection, and makes the next one lead to another member. The thread tells all callers.
+    pub(super) fn close(&self) {
+        self.learned.avoid(self.member);
+        self.is_over.store(true, Ordering::Release);
+        // It fails if the server has closed the socket already.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Ends the session, and closes the connection.
+    pub(super) fn end(&self) {
+        if let Some(mut state) = self.state.try_lock() {
+            let _ = state.connection.send(&[Request::close()], READ_TIME);
+        }
+        self.close();
+    }
+
+    /// Returns whether the connection takes requests. It does not if an answer is overdue.
+    pub(super) fn is_fit(&self) -> bool {
+        let is_overdue = |state: &State| state.is_overdue(self.response_timeout);
+        let state = self.state.try_lock();
+        let is_fit =
+            !self.is_over.load(Ordering::Acquire) && !state.as_deref().is_some_and(is_overdue);
+        drop(state);
+        if !is_fit {
+            self.close();
+        }
+        is_fit
+    }
+
+    /// Makes requests and waits for the replies, within `limit`.
+    pub(super) fn ask(
+        &self,
+        requests: &[Request],
+        limit: Duration,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Vec<Reply>, Failure> {
+        let began = Instant::now();
+        let left = || limit.saturating_sub(began.elapsed());
+        let parker = Parker::new();
+        let caller = Arc::new(Caller {
+            answer: Mutex::new(None),
+            unparker: parker.unparker().clone(),
+        });
+        self.send(requests, limit, Arc::clone(&caller))?;
+        let unparker = parker.unparker().clone();
+        let _registered = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));
+        loop {
+            if let Some(answer) = caller.answer.lock().take() {
+                return answer;
+            }
+            if cancel.is_some_and(CancelToken::is_cancelled) {
+                return Err(Failure::Unanswered(Error::new(
+                    ErrorKind::Unknown,
+                    "the acquisition was cancelled before a reply came",
+                )));
+            }
+            if left().is_zero() {
+                self.is_fit();
+                return Err(Failure::Unanswered(self.server.silent()));
+            }
+            parker.park_timeout(left());
+        }
+    }
+
+    fn send(
+        &self,
+        requests: &[Request],
+        limit: Duration,
+        caller: Arc<Caller>,
+    ) -> Result<(), Failure> {
+        let Some(mut state) = self.state.try_lock_for(limit) else {
+            return Err(no_time());
+        };
+        if self.is_over.load(Ordering::Acquire) {
+            return Err(Failure::Closed(self.server.closed()));
+        }
+        match state.connection.send(requests, limit) {
+            Ok(number) => {
+                state.enter(number, requests.len(), Some(caller));
+                Ok(())
+            }
+            Err(error) => {
+                self.close();
+                Err(unanswered(&self.server, error))
+            }
+        }
+    }
+
+    fn run(&self) {
+        let error = loop {
+            if let Err(error) = self.turn() {
+                break error;
+            }
+        };
+        self.close();
+        let mut state = self.state.lock();
+        let kind = error.kind();
+        for pending in state.pending.drain(..) {
+            if let Some(caller) = pending.caller {
+                caller.answer(Err(unanswered(&self.server, kind.into())));
+            }
+        }
+        drop(state);
+        self.notices.cut();
+    }
+
+    /// Reads what comes next, or asks whether the connection is alive.
+    fn turn(&self) -> io::Result<()> {
+        let limit = match self.state.lock().pending.is_empty() {
+            true => self.ping_after,
+            false => self.response_timeout,
+        };
+        let is_readable = is_readable(&self.socket, limit)?;
+        let mut state = self.state.lock();
+        if self.is_over.load(Ordering::Acquire) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if is_readable {
+            state.connection.stream.begin(READ_TIME);
+            match state.connection.fill() {
+                Err(error) if !is_timeout(error.kind()) => return Err(error),
+                _ => {}
+            }
+            while let Some(reply) = state.connection.take_reply()? {
+                match reply.number {
+                    NOTICE => {
+                        if let Some(path) = reply.changed() {
+                            self.notices.changed(&path);
+                        }
+                    }
+                    _ => state.note(reply)?,
+                }
+            }
+            return Ok(());
+        }
+        if state.is_overdue(self.response_timeout) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        if state.pending.is_empty() && limit == self.ping_after {
+            state
+                .connection
+                .send_as(PING, &Request::ping(), READ_TIME)?;
+            state.enter(PING, 1, None);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn enter(&mut self, number: i32, missing: usize, caller: Option<Arc<Caller>>) {
+        self.pending.push_back(Pending {
+            sent: Instant::now(),
+            number,
+            missing,
+            replies: Vec::with_capacity(missing),
+            caller,
+        });
+    }
+
+    fn is_overdue(&self, limit: Duration) -> bool {
+        let first = self.pending.front();
+        first.is_some_and(|it| it.sent.elapsed() >= limit)
+    }
+
+    /// Gives a reply to the first request without one.
+    fn note(&mut self, reply: Reply) -> io::Result<()> {
+        let bad = io::ErrorKind::InvalidData;
+        let first = self.pending.front_mut().ok_or(bad)?;
+        if reply.number != first.number {
+            return Err(bad.into());
+        }
+        first.number = first.number.wrapping_add(1);
+        first.missing -= 1;
+        first.replies.push(reply);
+        if first.missing == 0
+            && let Some(Pending {
+                caller: Some(caller),
+                replies,
+                ..
+            }) = self.pending.pop_front()
+        {
+            caller.answer(Ok(replies));
+        }
+        Ok(())
+    }
+}
+
+/// Waits until something can be read, or the connection has ended.
+fn is_readable(socket: &TcpStream, limit: Duration) -> io::Result<bool> {
+    let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
+    match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)) {
+        Ok(count) => Ok(count > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}

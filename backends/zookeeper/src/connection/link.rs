@@ -1,0 +1,114 @@
+//! The connection on which a provider reads and writes entries, and waits for their changes. When it ends, the next
+//! request opens another one, with a session of its own: no lease depends on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{CancelToken, Clock, Error, HostInstant};
+use lockkeeper_register::Call;
+use lockkeeper_remote::{Failure, no_time, senseless};
+use parking_lot::Mutex;
+
+use super::Notices;
+use super::channel::Channel;
+use super::connector::Connector;
+use crate::wire::{Reply, Request};
+
+/// How long the session of the connection lives after the process has gone, if the server allows that.
+pub(crate) const SESSION: Duration = Duration::from_secs(30);
+
+/// The connection of a provider; dropping it ends the session.
+pub(crate) struct Link {
+    pub(crate) connector: Arc<Connector>,
+    pub(crate) notices: Arc<Notices>,
+    pub(crate) clock: Arc<dyn Clock>,
+    channel: Mutex<Option<Arc<Channel>>>,
+}
+
+impl Link {
+    pub(crate) fn new(
+        connector: Arc<Connector>,
+        notices: Arc<Notices>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        Self {
+            connector,
+            notices,
+            clock,
+            channel: Mutex::new(None),
+        }
+    }
+
+    /// Returns the time until a deadline.
+    pub(crate) fn left(&self, deadline: HostInstant) -> Duration {
+        deadline.saturating_since(self.clock.now())
+    }
+
+    /// Makes requests that belong together and returns their replies. Requests that change nothing are repeated with
+    /// another member if one does not answer, or knows less than was seen before.
+    pub(crate) fn call(&self, requests: &[Request], call: Call<'_>) -> Result<Vec<Reply>, Failure> {
+        let repeats = requests.iter().all(Request::only_reads);
+        let seen = self.connector.learned.zxid();
+        let mut untried = self.connector.len() + 1;
+        loop {
+            let channel = self.channel(call.deadline)?;
+            let limit = self
+                .left(call.deadline)
+                .min(self.connector.response_timeout);
+            let mut answer = channel.ask(requests, limit, call.cancel);
+            if let Ok(replies) = &answer
+                && repeats
+                && replies.last().is_some_and(|last| last.zxid < seen)
+            {
+                channel.close();
+                answer = Err(Failure::Closed(lockkeeper_remote::unavailable(
+                    "the member is cut off from the others; try again",
+                )));
+            }
+            untried -= 1;
+            let is_repeated = match &answer {
+                Err(Failure::Closed(_)) => true,
+                Err(Failure::Unanswered(_)) => repeats,
+                _ => false,
+            };
+            let is_cancelled = call.cancel.is_some_and(CancelToken::is_cancelled);
+            if !is_repeated || is_cancelled || untried == 0 || self.left(call.deadline).is_zero() {
+                return answer;
+            }
+        }
+    }
+
+    fn channel(&self, deadline: HostInstant) -> Result<Arc<Channel>, Failure> {
+        let Some(mut channel) = self.channel.try_lock_for(self.left(deadline)) else {
+            return Err(no_time());
+        };
+        if let Some(current) = &*channel
+            && current.is_fit()
+        {
+            return Ok(Arc::clone(current));
+        }
+        *channel = None;
+        let left = self.left(deadline);
+        if left.is_zero() {
+            return Err(no_time());
+        }
+        let opened = self.open(left).map_err(Failure::NotSent)?;
+        *channel = Some(Arc::clone(&opened));
+        Ok(opened)
+    }
+
+    fn open(&self, left: Duration) -> Result<Arc<Channel>, Error> {
+        let opened = self.connector.connect(None, SESSION, left)?;
+        let (connection, session) = opened.ok_or_else(senseless)?;
+        let limit = self.connector.response_timeout;
+        Channel::start(connection, session.timeout, limit, &self.notices)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(channel) = self.channel.get_mut() {
+            channel.end();
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The entries of a namespace.
+
+mod sessions;
+mod write;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    CancelToken, Capabilities, Capability, Clock, Error, ErrorKind, Finding, LeaseVerifier,
+    StoreInfo, StoreUrl, Usage,
+};
+use lockkeeper_register::{Call, Entry, Key, Read, RegisterStore, SessionId, Version, View, Write};
+use lockkeeper_remote::{Failure, nothing_granted, senseless};
+
+use crate::connection::Notices;
+use crate::connection::connector::Connector;
+use crate::connection::link::{Link, SESSION};
+use crate::operate::examine;
+use crate::wire::paths::Paths;
+use crate::wire::{Code, Reply, Request, Stat};
+use crate::{BACKEND, ZooKeeperOptions};
+use sessions::Sessions;
+use write::{pack, unpack};
+
+/// The most entries in one call.
+const BATCH: usize = 64;
+/// The most entries that a list reads at once. Each has 64 KiB at most, and the replies together 16 MiB.
+const PAGE: usize = 128;
+
+/// The entries of a namespace in an ensemble, for
+/// [`RegisterProvider`](lockkeeper_register::RegisterProvider).
+///
+/// The ensemble decides by majority, so the loss of a member neither loses a lock nor grants it twice. If a member is
+/// down or has no leader, that is an outage for the requests that it had. The next requests go to another member, within
+/// the same session.
+///
+/// One connection serves all reads, writes and waits, and a thread reads it. Each ttl in use has a session with a
+/// connection of its own.
+///
+/// # Limits
+/// - The ttl is a whole number of milliseconds, and between minSessionTimeout and maxSessionTimeout of the servers: 4 s to
+///   40 s by default.
+/// - Sessions end at multiples of tickTime. So the name of a dead holder is free up to one tick after its ttl: 2 s by
+///   default. A new leader begins every session's time anew.
+/// - Finding a host's addresses takes as long as the system's resolver does.
+/// - Do not use it on both sides of a fork; open it after forking.
+pub struct ZooKeeperStore {
+    pub(crate) options: ZooKeeperOptions,
+    namespace: String,
+    pub(crate) paths: Paths,
+    pub(crate) link: Link,
+    sessions: Sessions,
+    /// The shortest time-out of a session that the server takes.
+    pub(crate) min_ttl: Duration,
+    /// The number of removals, as it was read last.
+    removals: AtomicU32,
+}
+
+impl ZooKeeperStore {
+    /// Connects, logs in, and makes what a namespace has once, within the connect timeout. Namespaces are separate.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::Unavailable`] if no member can be reached, or there is no leader.
+    /// - [`ErrorKind::PermissionDenied`] for a wrong password, a missing permission, or a certificate that is not
+    ///   trusted.
+    /// - [`ErrorKind::Incompatible`] if a server is no ZooKeeper server, or does not speak TLS.
+    /// - [`ErrorKind::InvalidValue`] for options out of bounds, and a path that does not exist.
+    pub fn open(
+        options: &ZooKeeperOptions,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        let opened = Self::open_with(options, namespace, clock);
+        opened.map_err(|error| error.with_backend(BACKEND))
+    }
+
+    fn open_with(
+        options: &ZooKeeperOptions,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        options.check()?;
+        let paths = Paths::new(&options.chroot, namespace);
+        let connector = Arc::new(Connector::new(options)?);
+        let limit = options.remote.connect_timeout;
+        let deadline = clock.now() + limit;
+        let left = || deadline.saturating_since(clock.now());
+        let opened = connector.connect(None, SESSION, limit)?;
+        let (mut connection, _) = opened.ok_or_else(senseless)?;
+        let made = make_folders(&paths, &connector, |requests| {
+            connection.ask(requests, left()).map_err(nothing_granted)
+        });
+        let _ = connection.ask(&[Request::close()], left());
+        made?;
+        let min_ttl = connector.shortest_session(left())?;
+        let notices = Notices::new(&paths.sessions);
+        let sessions = Sessions::new(Arc::clone(&connector));
+        Ok(Self {
+            options: options.clone(),
+            namespace: namespace.to_owned(),
+            link: Link::new(connector, notices, clock),
+            paths,
+            sessions,
+            min_ttl,
+            removals: AtomicU32::new(0),
+        })
+    }
+
+    /// Makes requests that cannot have granted anything.
+    pub(crate) fn ask(&self, requests: &[Request], call: Call<'_>) -> Result<Vec<Reply>, Error> {
+        self.link.call(requests, call).map_err(nothing_granted)
+    }
+
+    /// Returns the version of an entry, and remembers the number of removals.
+    fn version(&self, removals: Stat, entry: Stat) -> Version {
+        let removals = removals.version.cast_unsigned();
+        self.removals.store(removals, Ordering::Release);
+        pack(removals, entry.version)
+    }
+
+    /// Reads entries and looks for sessions, of which some are watched. An entry is read with the number of removals; if
+    /// that has changed meanwhile, all is read again.
+    fn read_all(
+        &self,
+        keys: &[&Key],
+        sessions: &[(&str, bool)],
+        call: Call<'_>,
+    ) -> Result<View, Error> {
+        let mut requests = vec![
+            Request::sync(&self.paths.root),
+            Request::exists(&self.paths.removals, false),
+        ];
+        requests.extend(keys.iter().map(|key| Request::get(&self.paths.entry(key))));
+        requests.extend(sessions.iter().map(|(session, is_watched)| {
+            Request::exists(&self.paths.session(session), *is_watched)
+        }));
+        requests.push(Request::exists(&self.paths.removals, false));
+        loop {
+            let replies = self.ask(&requests, call)?;
+            let [synced, removals, found @ .., later] = &replies[..] else {
+                return Err(senseless());
+            };
+            synced.done().map_err(Code::error)?;
+            let (removals, later) = (removals.stat()?, later.stat()?);
+            let (entries, states) = found.split_at_checked(keys.len()).ok_or_else(senseless)?;
+            let Some(removals) = removals.filter(|it| later == Some(*it)) else {
+                if later.is_none() {
+                    self.make_folders(call)?;
+                }
+                continue;
+            };
+            let entry = |reply: &Reply| {
+                let found = reply.data()?;
+                Ok(found.map(|(value, stat)| Entry {
+                    version: self.version(removals, stat),
+                    value,
+                }))
+            };
+            let entries = entries.iter().map(entry);
+            let mut view = View {
+                entries: entries.collect::<Result<_, Error>>()?,
+                ended: Vec::new(),
+            };
+            self.version(removals, removals);
+            for ((session, _), state) in sessions.iter().zip(states) {
+                if state.stat()?.is_none() {
+                    view.ended.push((*session).to_owned());
+                }
+            }
+            return Ok(view);
+        }
+    }
+
+    fn make_folders(&self, call: Call<'_>) -> Result<(), Error> {
+        make_folders(&self.paths, &self.link.connector, |requests| {
+            self.ask(requests, call)
+        })
+    }
+}
+
+/// Makes the nodes that a namespace has once, where they do not exist.
+fn make_folders(
+    paths: &Paths,
+    connector: &Connector,
+    mut ask: impl FnMut(&[Request]) -> Result<Vec<Reply>, Error>,
+) -> Result<(), Error> {
+    let folders = paths.folders();
+    let present = ask(&folders.map(|path| Request::exists(path, false)))?;
+    let missing = folders.iter().zip(&present).map(|(path, state)| {
+        let is_missing = state.stat()?.is_none();
+        Ok(is_missing.then(|| Request::create(path, "", connector.acl(), false)))
+    });
+    let missing: Vec<_> = missing.collect::<Result<Vec<_>, Error>>()?;
+    let missing: Vec<_> = missing.into_iter().flatten().collect();
+    for reply in ask(&missing)? {
+        match reply.done() {
+            Ok(()) | Err(Code::NODE_EXISTS) => {}
+            Err(Code::NO_NODE) => {
+                let text = format!(
+                    "the path {} of the URL does not exist on the server; create it (`zkCli.sh create PATH`), or correct the URL",
+                    paths.chroot()
+                );
+                return Err(Error::new(ErrorKind::InvalidValue, text));
+            }
+            Err(code) => return Err(code.error()),
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Debug for ZooKeeperStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZooKeeperStore")
+            .field("options", &self.options)
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl StoreInfo for ZooKeeperStore {
+    fn backend(&self) -> &'static str {
+        BACKEND
+    }
+
+    fn location(&self) -> String {
+        let options = &self.options;
+        let members: Vec<_> = options.members.iter().map(ToString::to_string).collect();
+        let query = [("namespace", self.namespace.as_str())];
+        let server = format!("zookeeper://{}", members.join(","));
+        StoreUrl::location(&server, &options.chroot, &query)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+            .with(Capability::CrossProcess)
+            .with(Capability::CrossHost)
+            .with_min_ttl(self.min_ttl)
+            .with_ttl_step(Duration::from_millis(1))
+            .with_batch(BATCH)
+            .with_attempt_limit(self.options.remote.attempt_time())
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        Some(self.link.connector.learned.counts.usage())
+    }
+}
+
+impl RegisterStore for ZooKeeperStore {
+    fn read(&self, read: &Read<'_>, call: Call<'_>) -> Result<View, Error> {
+        let mut ended = Vec::new();
+        let mut sessions: Vec<_> = read.check.iter().map(|session| (*session, false)).collect();
+        for (session, ttl) in read.keep {
+            let node = self.paths.session(session);
+            match self
+                .sessions
+                .keep(session, &node, *ttl, self.link.left(call.deadline))?
+            {
+                true => sessions.push((*session, true)),
+                false => ended.push((*session).to_owned()),
+            }
+        }
+        let mut view = self.read_all(read.keys, &sessions, call)?;
+        view.ended.extend(ended);
+        Ok(view)
+    }
+
+    fn write(&self, writes: &[Write<'_>], call: Call<'_>) -> Result<Vec<Option<Version>>, Error> {
+        self.write_all(writes, call).map_err(Failure::into_error)
+    }
+
+    fn open_session(&self, ttl: Duration, call: Call<'_>) -> Result<SessionId, Error> {
+        let left = || self.link.left(call.deadline);
+        let opened = self.sessions.open(&self.paths, ttl, left());
+        let Err(error) = opened else {
+            return opened;
+        };
+        // The namespace may have been wiped.
+        if error.kind() == ErrorKind::Unavailable && !error.is_unreachable() && !left().is_zero() {
+            self.make_folders(call)?;
+            return self.sessions.open(&self.paths, ttl, left());
+        }
+        Err(error)
+    }
+
+    fn end_sessions(&self, sessions: &[&str], call: Call<'_>) -> Result<(), Error> {
+        let left = || self.link.left(call.deadline);
+        let is_open = |session: &&&str| !self.sessions.end(session, left());
+        let open: Vec<_> = sessions.iter().filter(is_open).collect();
+        if open.is_empty() {
+            return Ok(());
+        }
+        let nodes = open.iter().map(|session| self.paths.session(session));
+        let requests: Vec<_> = nodes.map(|node| Request::delete(&node, -1)).collect();
+        self.ask(&requests, call).map(drop)
+    }
+
+    fn wait(&self, key: &Key, seen: Option<Version>, call: Call<'_>) -> Option<Result<(), Error>> {
+        Some(self.wait_for(key, seen, call))
+    }
+
+    fn list(&self, call: Call<'_>) -> Result<Vec<Entry>, Error> {
+        let requests = [
+            Request::sync(&self.paths.root),
+            Request::exists(&self.paths.removals, false),
+            Request::children(&self.paths.entries),
+        ];
+        let replies = self.ask(&requests, call)?;
+        let [_, removals, names] = &replies[..] else {
+            return Err(senseless());
+        };
+        let (Some(removals), Some(names)) = (removals.stat()?, names.children()?) else {
+            return Ok(Vec::new());
+        };
+        let mut entries = Vec::new();
+        for page in names.chunks(PAGE) {
+            let get = |name: &String| Request::get(&format!("{}/{name}", self.paths.entries));
+            let requests: Vec<_> = page.iter().map(get).collect();
+            for reply in self.ask(&requests, call)? {
+                // An entry that was made meanwhile has a version that no write finds.
+                entries.extend(reply.data()?.map(|(value, stat)| Entry {
+                    version: pack(removals.version.cast_unsigned(), stat.version),
+                    value,
+                }));
+            }
+        }
+        Ok(entries)
+    }
+
+    fn examine(&self, call: Call<'_>) -> Result<Vec<Finding>, Error> {
+        examine(self, call)
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.link.notices.verifiers.add(verifier);
+    }
+}
+
+impl ZooKeeperStore {
+    fn wait_for(&self, key: &Key, seen: Option<Version>, call: Call<'_>) -> Result<(), Error> {
+        let path = self.paths.entry(key);
+        let waiter = self.link.notices.enter(&path);
+        let requests = [
+            Request::exists(&self.paths.removals, false),
+            Request::exists(&path, true),
+        ];
+        let replies = self.ask(&requests, call)?;
+        let [removals, entry] = &replies[..] else {
+            return Err(senseless());
+        };
+        let is_seen = match (removals.stat()?, entry.stat()?, seen.map(unpack)) {
+            (Some(removals), Some(entry), Some(seen)) => {
+                seen == (removals.version.cast_unsigned(), entry.version)
+            }
+            (_, None, None) => true,
+            _ => false,
+        };
+        let _registered = waiter.wake_on(call.cancel);
+        let is_cancelled = || call.cancel.is_some_and(CancelToken::is_cancelled);
+        while is_seen && !waiter.is_due() && !is_cancelled() {
+            let left = self.link.left(call.deadline);
+            if left.is_zero() {
+                break;
+            }
+            waiter.park(left);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,71 @@
+//! The paths of nodes.
+//!
+//! Each kind of node has one folder in a namespace, so nothing but the nodes themselves is made for a name.
+
+use lockkeeper_register::Key;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+/// All that is encoded. A node's name has no slash and no control character, and is not a dot.
+const ENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_');
+
+/// The paths of a namespace.
+#[derive(Clone, Debug)]
+pub(crate) struct Paths {
+    chroot: String,
+    /// The node of all namespaces.
+    pub(crate) root: String,
+    /// The node of this namespace.
+    pub(crate) namespace: String,
+    /// The node of all entries.
+    pub(crate) entries: String,
+    /// The node of all sessions.
+    pub(crate) sessions: String,
+    /// The node whose version counts the removals of entries.
+    pub(crate) removals: String,
+}
+
+impl Paths {
+    pub(crate) fn new(chroot: &str, namespace: &str) -> Self {
+        let root = format!("{chroot}/lockkeeper");
+        let namespace = format!("{root}/{}", utf8_percent_encode(namespace, &ENCODED));
+        Self {
+            chroot: chroot.to_owned(),
+            entries: format!("{namespace}/entries"),
+            sessions: format!("{namespace}/sessions"),
+            removals: format!("{namespace}/removals"),
+            root,
+            namespace,
+        }
+    }
+
+    /// Returns the path that the URL has.
+    pub(crate) fn chroot(&self) -> &str {
+        match self.chroot.as_str() {
+            "" => "/",
+            chroot => chroot,
+        }
+    }
+
+    pub(crate) fn entry(&self, key: &Key) -> String {
+        format!(
+            "{}/{}",
+            self.entries,
+            utf8_percent_encode(key.as_str(), &ENCODED)
+        )
+    }
+
+    pub(crate) fn session(&self, session: &str) -> String {
+        format!("{}/{session}", self.sessions)
+    }
+
+    /// Returns what is made at opening, each after what it is in.
+    pub(crate) fn folders(&self) -> [&str; 5] {
+        [
+            &self.root,
+            &self.namespace,
+            &self.entries,
+            &self.sessions,
+            &self.removals,
+        ]
+    }
+}
