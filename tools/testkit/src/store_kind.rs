@@ -9,7 +9,9 @@ use crate::sqlite;
 use crate::{ConsulKind, EtcdKind, consul, etcd};
 #[cfg(feature = "mysql")]
 use crate::{MySqlKind, mysql};
-use crate::{PostgresKind, RedisKind, TestServer, ZooKeeperKind, postgres, redis, table, zookeeper};
+use crate::{
+    PostgresKind, RedisKind, TestServer, ZooKeeperKind, postgres, redis, table, zookeeper,
+};
 
 /// A kind of store that a test starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
