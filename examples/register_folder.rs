@@ -1,13 +1,9 @@
 //! A register store of your own, complete, with the suite that all backends pass: locks between the processes of a host,
-//! with a file for each namespace. docs/writing-a-backend.md explains it. `cargo run --example register_folder` runs the
-//! suite. Sessions end by the host's clock, so use a folder that is emptied when the host starts, such as /run.
+//! with a file for each namespace: see docs/writing-a-backend.md. `cargo run --example register_folder` runs the suite.
+//! Sessions end by the host's clock, so use a folder that is emptied when the host starts, such as /run.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::{process::ExitCode, thread, time::Duration};
+use std::{collections::BTreeMap, fs, io, process::ExitCode, sync::Arc, thread, time::Duration};
 
 use lockkeeper_conformance::{Fixture, Run, Suite};
 use lockkeeper_core::{
@@ -20,37 +16,23 @@ use lockkeeper_register::{
 /// A file: the entries, and when each session ends.
 #[derive(Default, serde::Serialize, serde::Deserialize)]
 struct Namespace {
-    entries: BTreeMap<String, (Version, String)>,
+    entries: BTreeMap<String, Entry>,
     sessions: BTreeMap<SessionId, u64>,
 }
 
 impl Namespace {
-    fn entry(&self, key: &str) -> Option<Entry> {
-        let (version, value) = self.entries.get(key).cloned()?;
-        Some(Entry { version, value })
-    }
-
-    fn has_ended(&self, session: &str) -> bool {
-        let ends = self.sessions.get(session);
-        ends.is_none_or(|ends| *ends <= SystemClock.now().as_nanos())
-    }
-
-    fn keep(&mut self, session: &str, ttl: Duration) {
-        let ends = SystemClock.now() + ttl;
-        self.sessions.insert(session.to_owned(), ends.as_nanos());
-    }
-
     fn write(&mut self, write: &Write<'_>) -> Option<Version> {
-        let has = |key, seen| self.entry(key).map(|it| it.version) == seen;
+        let has = |key, seen| self.entries.get(key).map(|it| it.version) == seen;
         let is_met = has(write.key.as_str(), write.seen)
-            && write.session.is_none_or(|it| !self.has_ended(it))
+            && (write.session).is_none_or(|id| self.sessions.contains_key(id))
             && (write.also).is_none_or(|(key, seen)| has(key.as_str(), Some(seen)));
         // No two writes have the same version, also if the file is deleted between them.
-        let (key, version) = (write.key.as_str(), SystemClock.now().as_nanos());
-        match write.value.map(str::to_owned) {
+        let (key, version) = (write.key.as_str().to_owned(), SystemClock.now().as_nanos());
+        let entry = write.value.map(str::to_owned);
+        match entry.map(|value| Entry { version, value }) {
             _ if !is_met => return None,
-            Some(value) => self.entries.insert(key.to_owned(), (version, value)),
-            None => self.entries.remove(key),
+            Some(entry) => self.entries.insert(key, entry),
+            None => self.entries.remove(&key),
         };
         Some(version)
     }
@@ -61,28 +43,31 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn open(folder: &str, namespace: &str) -> Result<Arc<dyn LockProvider>, Error> {
-        // Any text is the name of a file then, of any length.
         let escaped: String = namespace.bytes().map(|it| format!("{it:02x}/")).collect();
-        let file = Path::new(folder).join(escaped).join("namespace");
-        let provider = RegisterProvider::new(Self(file), Arc::new(SystemClock))?;
+        let store = Self(Path::new(folder).join(escaped).join("namespace"));
+        let provider = RegisterProvider::new(store, Arc::new(SystemClock))?;
         Ok(Arc::new(provider))
     }
 
     /// Reads the file, changes its content, and replaces it. No other process does so meanwhile.
     fn with<T>(&self, call: Call<'_>, change: impl Fn(&mut Namespace) -> T) -> Result<T, Error> {
-        let failed = |error| Error::unreachable("check the folder").with_source(error);
+        let failed = |error: io::Error| Error::unreachable("check the folder").with_source(error);
         fs::create_dir_all(self.0.with_file_name("")).map_err(failed)?;
-        let lock = File::create(self.0.with_extension("lock")).map_err(failed)?;
+        let lock = fs::File::create(self.0.with_extension("lock")).map_err(failed)?;
         while lock.try_lock().is_err() {
             if SystemClock.now() >= call.deadline {
                 return Err(Error::unreachable("another process is stopped in a write"));
             }
             thread::sleep(Duration::from_micros(200));
         }
-        let text = fs::read_to_string(&self.0).unwrap_or_default();
-        let mut namespace = serde_json::from_str(&text).unwrap_or_default();
+        let mut namespace = Namespace::default();
+        if self.0.try_exists().map_err(failed)? {
+            let text = fs::read(&self.0).map_err(failed)?;
+            namespace = serde_json::from_slice(&text).map_err(|it| failed(it.into()))?;
+        }
+        (namespace.sessions).retain(|_, ends| SystemClock.now().as_nanos() < *ends);
         let changed = change(&mut namespace);
-        let text = serde_json::to_string(&namespace).unwrap_or_default();
+        let text = serde_json::to_vec(&namespace).map_err(|it| failed(it.into()))?;
         fs::write(self.0.with_extension("new"), text).map_err(failed)?;
         fs::rename(self.0.with_extension("new"), &self.0).map_err(failed)?;
         Ok(changed)
@@ -107,14 +92,18 @@ impl StoreInfo for Folder {
 impl RegisterStore for Folder {
     fn read(&self, read: &Read<'_>, call: Call<'_>) -> Result<View, Error> {
         self.with(call, |it| {
-            for (session, ttl) in read.keep {
-                if !it.has_ended(session) {
-                    it.keep(session, *ttl);
-                }
+            for (id, ttl) in read.keep {
+                let ends = (SystemClock.now() + *ttl).as_nanos();
+                it.sessions
+                    .entry((*id).to_owned())
+                    .and_modify(|it| *it = ends);
             }
             let sessions = read.keep.iter().map(|kept| &kept.0).chain(read.check);
-            let ended = sessions.filter(|session| it.has_ended(session));
-            let entries = read.keys.iter().map(|key| it.entry(key.as_str()));
+            let ended = sessions.filter(|id| !it.sessions.contains_key(**id));
+            let entries = read
+                .keys
+                .iter()
+                .map(|key| it.entries.get(key.as_str()).cloned());
             View {
                 ended: ended.map(ToString::to_string).collect(),
                 entries: entries.collect(),
@@ -123,48 +112,39 @@ impl RegisterStore for Folder {
     }
 
     fn write(&self, writes: &[Write<'_>], call: Call<'_>) -> Result<Vec<Option<Version>>, Error> {
-        self.with(call, |it| {
-            writes.iter().map(|write| it.write(write)).collect()
-        })
+        let write = |it: &mut Namespace| writes.iter().map(|write| it.write(write)).collect();
+        self.with(call, write)
     }
 
     fn open_session(&self, ttl: Duration, call: Call<'_>) -> Result<SessionId, Error> {
         self.with(call, |it| {
-            let session = SystemClock.now().as_nanos().to_string();
-            it.keep(&session, ttl);
-            session
+            let id = SystemClock.now().as_nanos().to_string();
+            (it.sessions).insert(id.clone(), (SystemClock.now() + ttl).as_nanos());
+            id
         })
     }
 
     fn list(&self, call: Call<'_>) -> Result<Vec<Entry>, Error> {
-        self.with(call, |it| {
-            it.entries.keys().filter_map(|key| it.entry(key)).collect()
-        })
+        self.with(call, |it| it.entries.values().cloned().collect())
     }
 }
 
-/// A new folder for each case.
-struct Fresh(String);
+/// A throw-away folder for each case.
+struct Fresh(tempfile::TempDir);
 
 impl Fixture for Fresh {
     fn open(&self, namespace: &str) -> Result<Arc<dyn LockProvider>, Error> {
-        Folder::open(&self.0, namespace)
+        Folder::open(&self.0.path().to_string_lossy(), namespace)
     }
 
     fn address(&self) -> Option<String> {
-        Some(self.0.clone())
+        Some(self.0.path().to_string_lossy().into_owned())
     }
 }
 
-fn main() -> std::io::Result<ExitCode> {
-    let folder = tempfile::tempdir()?;
-    let cases = AtomicU64::new(0);
-    let make = move || {
-        let case = folder
-            .path()
-            .join(cases.fetch_add(1, Ordering::Relaxed).to_string());
-        Box::new(Fresh(case.to_string_lossy().into_owned())) as Box<dyn Fixture>
-    };
-    let suite = Suite::new("register_folder", "folder", make).processes(Folder::open);
-    Ok(Run::new().suite(suite).main())
+fn main() -> ExitCode {
+    #[expect(clippy::expect_used, reason = "the suite needs a folder")]
+    let fresh = || Box::new(Fresh(tempfile::tempdir().expect("a folder"))) as Box<_>;
+    let suite = Suite::new("register_folder", "folder", fresh);
+    Run::new().suite(suite.processes(Folder::open)).main()
 }

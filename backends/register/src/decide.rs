@@ -20,6 +20,8 @@ pub(crate) struct Attempt<'a> {
     /// The lease that is added with the grant, which sets its epoch and slot.
     pub(crate) lease: Lease,
     pub(crate) kind: Kind,
+    /// The session with which its place in the queue ends.
+    pub(crate) place: SessionId,
     /// The epoch is not smaller than this.
     pub(crate) least_epoch: u64,
 }
@@ -122,7 +124,7 @@ pub(crate) fn attempt(
                 next.queue.push(Waiter {
                     owner: lease.owner.clone(),
                     mode: lease.mode,
-                    session: lease.session.clone(),
+                    session: attempt.place.clone(),
                 });
             }
             let is_unclaimed = is_unclaimed(&next);

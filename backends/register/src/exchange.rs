@@ -33,8 +33,13 @@ pub(crate) struct Task<'a> {
 
 #[derive(Debug)]
 pub(crate) enum Verb<'a> {
-    /// Acquires the name. Each round sets the session of the lease, and the least epoch.
-    Attempt { attempt: Attempt<'a>, ttl: Duration },
+    /// Acquires the name. Each round sets the sessions of the lease and of the place, and the least epoch.
+    Attempt {
+        attempt: Attempt<'a>,
+        ttl: Duration,
+        /// The ttl of its place in the queue.
+        place_ttl: Duration,
+    },
     /// Keeps the session of a lease, and looks for the lease.
     Renew {
         lease: &'a RegisterLease,

@@ -25,6 +25,9 @@ use crate::sweep::FreeNames;
 /// An entry that stays the same for this long although its first waiter could be granted, by the clock of the process that
 /// sees it, has a waiter that is dead or stopped. A waiter looks more often than that.
 pub(crate) const GRACE: Duration = Duration::from_millis(750);
+/// How long a place in a queue lives if its process is dead. Until then it holds back who could be granted the name beside
+/// the present holders.
+const PLACE_TTL: Duration = Duration::from_secs(5);
 /// The longest time that the end of a provider takes.
 const CLOSING: Duration = Duration::from_millis(250);
 /// How many letters of the name of a host and of the label of a process an entry keeps.
@@ -120,13 +123,19 @@ impl<S: RegisterStore> Register<S> {
                 Some(_) => Kind::Queues,
                 None => Kind::Tries,
             },
+            place: String::new(),
             least_epoch: 0,
         };
         let ttl = request.ttl();
+        let place_ttl = PLACE_TTL.max(self.store.capabilities().min_ttl()).min(ttl);
         Task {
             key,
             owner,
-            verb: Verb::Attempt { attempt, ttl },
+            verb: Verb::Attempt {
+                attempt,
+                ttl,
+                place_ttl,
+            },
         }
     }
 

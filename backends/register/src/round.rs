@@ -115,12 +115,22 @@ impl<'r, S: RegisterStore> Round<'r, S> {
         let mut needs_floor = false;
         for task in open(tasks, answers) {
             let known = match &task.verb {
-                Verb::Attempt { ttl, attempt } => {
+                Verb::Attempt {
+                    attempt,
+                    ttl,
+                    place_ttl,
+                } => {
                     let session = self.session(*ttl)?;
                     // A write that was refused may have met the end of this session.
                     let is_kept = self.conflicts > 0 || !session.is_fresh(self.asked_at);
                     if is_kept {
                         keep.insert(session.id, *ttl);
+                    }
+                    if attempt.kind == Kind::Queues {
+                        let place = self.session(*place_ttl)?;
+                        if self.conflicts > 0 || !place.is_kept(self.asked_at) {
+                            keep.insert(place.id, *place_ttl);
+                        }
                     }
                     // What is known is only used by a write, which proves it.
                     let is_known = self.is_first && !is_kept && attempt.kind != Kind::Resumes;
@@ -248,8 +258,15 @@ impl<'r, S: RegisterStore> Round<'r, S> {
         change: &mut Change,
     ) -> Option<Result<Answered, Error>> {
         match &mut task.verb {
-            Verb::Attempt { attempt, ttl } => {
+            Verb::Attempt {
+                attempt,
+                ttl,
+                place_ttl,
+            } => {
                 let session = self.sessions.get(ttl)?.clone();
+                if attempt.kind == Kind::Queues {
+                    attempt.place.clone_from(&self.sessions.get(place_ttl)?.id);
+                }
                 self.attempt(index, attempt, session, change)
             }
             Verb::Renew { lease, ttl } => {
@@ -340,7 +357,8 @@ impl<'r, S: RegisterStore> Round<'r, S> {
         let all = base.filter(|_| !matches!(answer, Answer::Granted { .. }));
         let others = all.into_iter().flat_map(Contents::sessions);
         let others = others.chain(own.map(|own| &own.session));
-        let others = others.filter(|id| **id != session.id && !self.checked.contains(*id));
+        let is_current = |id: &str| id == session.id || id == attempt.place;
+        let others = others.filter(|id| !is_current(id) && !self.checked.contains(*id));
         let before = self.unchecked.len();
         self.unchecked.extend(others.cloned());
         if self.unchecked.len() > before {
@@ -374,7 +392,10 @@ impl<'r, S: RegisterStore> Round<'r, S> {
             return Some(self.then(then, attempt.key, base, change.seen));
         };
         change.next = Some(next);
-        change.session = Some(session.id);
+        change.session = match then {
+            Then::Waits { .. } => Some(attempt.place.clone()),
+            _ => Some(session.id),
+        };
         change.then.push((index, then));
         None
     }

@@ -22,8 +22,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// Returns whether a lease may be granted in the session.
     pub(crate) fn is_fresh(&self, now: HostInstant) -> bool {
         now < self.kept_at + FRESH.min(self.ttl / 20)
+    }
+
+    /// Returns whether a waiter need not keep the session in this look.
+    pub(crate) fn is_kept(&self, now: HostInstant) -> bool {
+        now < self.kept_at + self.ttl / 5
     }
 }
 

@@ -6,6 +6,8 @@ use lockkeeper_core::{CancelToken, Error, Finding, HostInstant, LeaseVerifier, P
 #[cfg(doc)]
 use lockkeeper_core::{Capabilities, ErrorKind};
 
+use serde::{Deserialize, Serialize};
+
 use crate::key::Key;
 use crate::lease::RegisterLease;
 
@@ -128,7 +130,7 @@ pub struct Read<'a> {
 }
 
 /// An entry as it was read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The version.
     pub version: Version,

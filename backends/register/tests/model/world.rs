@@ -352,6 +352,7 @@ impl World {
                     key: &key,
                     lease: self.lease(index),
                     kind: Kind::Queues,
+                    place: process.session.clone(),
                     least_epoch: process.clock.max(self.floor.1 + 1),
                 };
                 let ended = |session: &String| knows && self.ended.contains(session);
