@@ -19,7 +19,7 @@
 //! | `memory:` | the threads that share this keeper |
 //! | `memory:NAME` | all threads of this process that open the same name |
 //! | `sqlite:/var/lib/shop/locks.db` | all processes of this host |
-//! | `redis://HOST`, `rediss://HOST` (TLS), `unix:/run/redis.sock` | all processes that reach the server |
+//! | `redis://HOST`, `rediss://HOST` (TLS), `unix:/run/redis.sock`; `valkey://HOST`, `valkeys://HOST` | all processes that reach the server |
 //! | `redis+sentinel://HOST,HOST,HOST/mymaster`, `rediss+sentinel://…` | all processes that reach the primary that Redis Sentinel names |
 //! | `redis+cluster://HOST,HOST,HOST`, `rediss+cluster://…` | all processes that reach the nodes of this Redis Cluster |
 //! | `mysql://USER:PASSWORD@HOST`, `mariadb://…` | all processes that reach the server |
@@ -299,7 +299,7 @@
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `sqlite` | yes | `sqlite:`; builds SQLite's C source, so it needs a C compiler. With rusqlite 0.32 to 0.41, so it resolves beside Diesel 2.2 and 2.3, sqlx 0.8 and your own rusqlite |
-//! | `redis` | yes | `redis:`, `rediss:`, `unix:`, `redis+sentinel:`, `rediss+sentinel:`, `redis+cluster:` and `rediss+cluster:` |
+//! | `redis` | yes | `redis:`, `rediss:`, `unix:`, `redis+sentinel:`, `rediss+sentinel:`, `redis+cluster:` and `rediss+cluster:`; `valkey:` and `valkeys:` |
 //! | `mysql` | yes | `mysql:` and `mariadb:` |
 //! | `postgres` | no | `postgres:` and `postgresql:` |
 //! | `etcd` | no | `etcd:` and `etcds:` |
@@ -388,6 +388,8 @@ pub mod backend {
                 "rediss+sentinel",
                 "redis+cluster",
                 "rediss+cluster",
+                "valkey",
+                "valkeys",
             ],
             "redis",
         );

@@ -16,15 +16,14 @@ type Row = (&'static str, ErrorKind, &'static str);
 
 const LOCAL_AND_HTTP: &[Row] = &[
     ("memory://b", InvalidUrl, "no host, port or user"),
-    ("sqlite://srv/l.db", InvalidUrl, "no host"),
     ("sqlite:", InvalidUrl, "needs the path"),
     ("etcd:b", InvalidUrl, "names no host"),
     ("etcd://h/shop", InvalidUrl, "has no path"),
     ("etcd://me@h", InvalidValue, "both `user` and `password`"),
     (
-        "quorum:?member=memory:a&member=memory:b&member=sqlite://srv/l.db",
+        "quorum:?member=memory:a&member=memory:b&member=sqlite://",
         InvalidUrl,
-        "no host",
+        "needs the path",
     ),
 ];
 
@@ -92,6 +91,9 @@ const REDIS: &[Row] = &[
         "ca_file",
     ),
     ("redis://h,i/", InvalidUrl, "several hosts"),
+    ("valkey:", InvalidUrl, "names no host"),
+    ("valkey://h/?ca_file=/x", InvalidValue, "rediss"),
+    ("valkeys://h/?ca_file=/nowhere", InvalidValue, "ca_file"),
     ("unix:", InvalidUrl, "socket"),
     ("unix://host/x", InvalidUrl, "socket"),
 ];
@@ -106,9 +108,16 @@ const MYSQL: &[Row] = &[
     ("//h/?ca_file=/x", InvalidValue, "tls=on"),
     ("//h/?tls=on&ca_file=/nowhere", InvalidValue, "ca_file"),
     ("?socket=/x&tls=on", InvalidValue, "not encrypted"),
-    ("//h/?ssl-mode=s3cret", UnknownKey, "`tls=on`"),
+    ("//h/?ssl-mode=s3cret", InvalidValue, "DISABLED, REQUIRED"),
+    ("//h/?ssl-mode=PREFERRED", InvalidValue, "plain text"),
+    ("//h/?ssl-mode=required&tls=on", InvalidValue, "one of them"),
+    (
+        "//h/?ssl-mode=VERIFY_CA&ssl-ca=/nowhere",
+        InvalidValue,
+        "ca_file",
+    ),
+    ("//h/?ssl-ca=/x", InvalidValue, "tls=on"),
     ("//h/?useSSL=true", UnknownKey, "`tls=on`"),
-    ("//h/?ssl-ca=/x", UnknownKey, "`ca_file`"),
 ];
 
 const POSTGRES: &[Row] = &[
@@ -123,8 +132,29 @@ const POSTGRES: &[Row] = &[
     ("//u@h/?ca_file=/x", InvalidValue, "tls=on"),
     ("//u@h/?tls=on&ca_file=/nowhere", InvalidValue, "ca_file"),
     ("?socket=/x&user=u&tls=on", InvalidValue, "socket"),
-    ("//u@h/?sslmode=s3cret", UnknownKey, "`tls=on`"),
-    ("//u@h/?sslrootcert=/x", UnknownKey, "`ca_file`"),
+    ("//u@h/?sslmode=s3cret", InvalidValue, "verify-full"),
+    ("//u@h/?sslmode=prefer", InvalidValue, "plain text"),
+    ("//u@h/?sslmode=allow", InvalidValue, "plain text"),
+    (
+        "//u@h/?sslmode=disable&tls=off",
+        InvalidValue,
+        "one of them",
+    ),
+    (
+        "//u@h/?sslmode=require&sslrootcert=/nowhere",
+        InvalidValue,
+        "ca_file",
+    ),
+    (
+        "//u@h/?sslmode=require&sslrootcert=/x&ca_file=/x",
+        InvalidValue,
+        "ca_file",
+    ),
+    (
+        "//u@h/?sslmode=disable&sslrootcert=/x",
+        InvalidValue,
+        "tls=on",
+    ),
     ("//u@h/?sslcert=/x", UnknownKey, "`cert_file`"),
     ("//u@h/?sslkey=/x", UnknownKey, "`key_file`"),
     ("//u@h/?application_name=x", UnknownKey, "leave it out"),

@@ -206,6 +206,8 @@ fn parts_of_a_url_are_decoded_and_shown_without_the_password() {
         (" SQLite:/a%20b?ttl=1s\n", "", "", "/a b", "sqlite:/a%20b"),
         ("sqlite:a@b.db", "", "", "a@b.db", "sqlite:a%40b.db"),
         ("sqlite:///a@b.db", "", "", "/a@b.db", "sqlite:/a%40b.db"),
+        ("sqlite://a/b.db", "", "", "a/b.db", "sqlite:a/b.db"),
+        ("SQLite://b.db", "", "", "b.db", "sqlite:b.db"),
         ("sqlite:50%.db", "", "", "50%.db", "sqlite:50%25.db"),
         ("unix:/run/é", "", "", "/run/é", "unix:/run/%C3%A9"),
         ("redis://H_1.x", "", "H_1.x", "", "redis://H_1.x"),

@@ -8,7 +8,7 @@ use lockkeeper_remote::keys::{
     CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT,
     RESTART_GRACE, SOCKET, TLS, USER,
 };
-use lockkeeper_sessions::driver_options;
+use lockkeeper_sessions::{TlsNames, driver_options};
 
 use crate::options::{BACKEND, MySqlOptions};
 use crate::provider::MySqlProvider;
@@ -19,6 +19,14 @@ use crate::table::open_table;
 /// [`keys`](Driver::keys) lists its config keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MySqlDriver;
+
+const TLS_NAMES: TlsNames = TlsNames {
+    mode: MySqlDriver::SSL_MODE,
+    off: "DISABLED",
+    on: &["REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"],
+    may_be_plain: &["PREFERRED"],
+    ca_file: MySqlDriver::SSL_CA,
+};
 
 impl MySqlDriver {
     /// The database of the connections.
@@ -32,6 +40,20 @@ impl MySqlDriver {
     pub const SOCKET: Key<String> = SOCKET;
     /// Whether connections are encrypted.
     pub const TLS: Key<bool> = TLS;
+    /// Whether connections are encrypted, as MySQL's own clients say it.
+    pub const SSL_MODE: Key<String> = Key::new(
+        "ssl-mode",
+        Takes::Text("DISABLED, REQUIRED, VERIFY_CA or VERIFY_IDENTITY"),
+        "none",
+        "`tls` as other clients write it; all but `DISABLED` check the server's certificate and name",
+    );
+    /// A file of certificates to trust, as MySQL's own clients say it.
+    pub const SSL_CA: Key<String> = Key::new(
+        "ssl-ca",
+        Takes::Text("a path"),
+        "none",
+        "`ca_file` as other clients write it",
+    );
     /// A file with the server's public key.
     pub const SERVER_KEY_FILE: Key<String> = Key::new(
         "server_key_file",
@@ -56,6 +78,7 @@ impl MySqlDriver {
             &Self::DB,
             MySqlOptions::DEFAULT_PORT,
             "mysql://127.0.0.1:3306/, or mysql:?socket=/run/mysqld/mysqld.sock",
+            &TLS_NAMES,
         )
         .map_err(|error| error.with_backend(BACKEND))?;
         let mut options = MySqlOptions::new(remote);
@@ -98,16 +121,18 @@ impl Driver for MySqlDriver {
                 CERT_FILE.spec,
                 KEY_FILE.spec,
                 Self::SERVER_KEY_FILE.spec,
+                Self::SSL_MODE.spec,
+                Self::SSL_CA.spec,
             ]
         }
     }
 
     fn advice(&self, key: &str) -> Option<&'static str> {
         Some(match key {
-            "ssl" | "ssl-mode" | "ssl_mode" | "sslMode" | "sslmode" | "useSSL" | "require_ssl" => {
+            "ssl" | "ssl_mode" | "sslMode" | "sslmode" | "useSSL" | "require_ssl" => {
                 "write `tls=on`, which also checks the server's certificate, or `tls=off`"
             }
-            "ssl-ca" | "ssl_ca" => "write `ca_file`",
+            "ssl_ca" => "write `ca_file`",
             "ssl-cert" | "ssl_cert" => "write `cert_file`",
             "ssl-key" | "ssl_key" => "write `key_file`",
             _ => return None,

@@ -8,7 +8,7 @@ use lockkeeper_remote::keys::{
     CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT,
     RESTART_GRACE, SOCKET, TLS, USER,
 };
-use lockkeeper_sessions::driver_options;
+use lockkeeper_sessions::{TlsNames, driver_options};
 
 use crate::options::{BACKEND, PostgresOptions};
 use crate::provider::PostgresProvider;
@@ -19,6 +19,14 @@ use crate::table::open_table;
 /// [`keys`](Driver::keys) lists its config keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PostgresDriver;
+
+const TLS_NAMES: TlsNames = TlsNames {
+    mode: PostgresDriver::SSLMODE,
+    off: "disable",
+    on: &["require", "verify-ca", "verify-full"],
+    may_be_plain: &["prefer", "allow"],
+    ca_file: PostgresDriver::SSLROOTCERT,
+};
 
 impl PostgresDriver {
     /// The database of the connections.
@@ -32,6 +40,20 @@ impl PostgresDriver {
     pub const SOCKET: Key<String> = SOCKET;
     /// Whether connections are encrypted.
     pub const TLS: Key<bool> = TLS;
+    /// Whether connections are encrypted, as libpq's URLs say it.
+    pub const SSLMODE: Key<String> = Key::new(
+        "sslmode",
+        Takes::Text("disable, require, verify-ca or verify-full"),
+        "none",
+        "`tls` as other clients write it; all but `disable` check the server's certificate and name",
+    );
+    /// A file of certificates to trust, as libpq's URLs say it.
+    pub const SSLROOTCERT: Key<String> = Key::new(
+        "sslrootcert",
+        Takes::Text("a path, or system"),
+        "none",
+        "`ca_file` as other clients write it",
+    );
 
     /// What keeps the locks: `sessions` or `table`.
     pub const LOCKS: Key<String> = table::LOCKS;
@@ -49,6 +71,7 @@ impl PostgresDriver {
             &Self::DB,
             PostgresOptions::DEFAULT_PORT,
             "postgres://127.0.0.1:5432/, or postgres:?socket=/run/postgresql/.s.PGSQL.5432",
+            &TLS_NAMES,
         )
         .map_err(|error| error.with_backend(BACKEND))?;
         let mut options = PostgresOptions::new(remote);
@@ -82,14 +105,14 @@ impl Driver for PostgresDriver {
                 CA_FILE.spec,
                 CERT_FILE.spec,
                 KEY_FILE.spec,
+                Self::SSLMODE.spec,
+                Self::SSLROOTCERT.spec,
             ]
         }
     }
 
     fn advice(&self, key: &str) -> Option<&'static str> {
         Some(match key {
-            "sslmode" => "write `tls=on`, which also checks the server's certificate, or `tls=off`",
-            "sslrootcert" => "write `ca_file`",
             "sslcert" => "write `cert_file`",
             "sslkey" => "write `key_file`",
             "channel_binding" => "leave it out: `tls=on` checks the server's certificate",

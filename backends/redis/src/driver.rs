@@ -16,6 +16,7 @@ use crate::provider::RedisProvider;
 
 /// Opens `redis://HOST:PORT/DB`, `rediss://…` (with TLS) and `unix:/PATH`; and `redis+sentinel://HOST,HOST/PRIMARY`
 /// and `rediss+sentinel://…`, where the hosts are sentinels; and `redis+cluster://HOST,HOST` and `rediss+cluster://…`.
+/// `valkey://…` and `valkeys://…` mean the same as `redis://…` and `rediss://…`.
 ///
 /// [`keys`](Driver::keys) lists its config keys.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,6 +60,8 @@ impl Driver for RedisDriver {
             SENTINEL_TLS,
             CLUSTER,
             CLUSTER_TLS,
+            "valkey",
+            "valkeys",
         ]
     }
 
@@ -143,7 +146,10 @@ fn read_options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
             RedisOptions::new(RemoteOptions::new(endpoint))
         }
     };
-    let is_tls = matches!(url.scheme(), "rediss" | SENTINEL_TLS | CLUSTER_TLS);
+    let is_tls = matches!(
+        url.scheme(),
+        "rediss" | "valkeys" | SENTINEL_TLS | CLUSTER_TLS
+    );
     options.remote = options.remote.read(
         context,
         is_tls,

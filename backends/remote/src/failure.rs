@@ -211,7 +211,7 @@ impl Server {
                 "the server at {address} refuses the TLS of this client; if it wants a certificate, correct `cert_file` and `key_file` ({text})"
             ),
             false => format!(
-                "the certificate of {address} is not trusted; name its authority with `ca_file`, and the host as the certificate does ({text})"
+                "the certificate of {address} is not trusted, and is always checked, also where other clients do not (`sslmode=require`); name its authority with `ca_file`, and the host as the certificate does ({text})"
             ),
         };
         Error::new(ErrorKind::PermissionDenied, text)

@@ -62,7 +62,7 @@ mod state;
 mod store;
 
 pub use connection::{SessionConnection, SessionName};
-pub use driver::driver_options;
+pub use driver::{TlsNames, driver_options};
 pub use lease::SessionLease;
 pub use link::{LinkShared, SessionLink};
 pub use registry::Sessions;

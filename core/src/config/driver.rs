@@ -353,14 +353,29 @@ impl Drivers {
                 format!("`{scheme}:` was not compiled in; build with the feature `{feature}`"),
             ));
         }
-        let known: Vec<_> = self.schemes().map(|s| format!("{s}:")).collect();
-        Err(Error::new(
-            ErrorKind::UnknownScheme,
-            format!(
-                "no driver opens `{scheme}:`; use one of {}",
-                known.join(", ")
-            ),
-        ))
+        let absent = self
+            .absent
+            .iter()
+            .flat_map(|(schemes, _)| *schemes)
+            .copied();
+        let hint = match nearest(scheme, self.schemes().chain(absent.clone())) {
+            Some(nearest) => format!("did you mean `{nearest}:`?"),
+            None => {
+                let list = |of: Vec<&str>| {
+                    of.iter()
+                        .map(|it| format!("{it}:"))
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                };
+                let known = list(self.schemes().collect());
+                match list(absent.collect()) {
+                    absent if absent.is_empty() => format!("use one of {known}"),
+                    absent => format!("use one of {known}; or with other features {absent}"),
+                }
+            }
+        };
+        let text = format!("no driver opens `{scheme}:`; {hint}");
+        Err(Error::new(ErrorKind::UnknownScheme, text))
     }
 }
 
@@ -382,16 +397,19 @@ fn known_keys(driver: &dyn Driver) -> impl Iterator<Item = &'static str> {
     COMMON_KEYS.iter().chain(driver.keys()).map(|key| key.name)
 }
 
+/// Returns the text that is most like `text`, if it is like it.
+fn nearest(text: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+    let distances = known.map(|known| (strsim::damerau_levenshtein(text, known), known));
+    let (distance, nearest) = distances.min()?;
+    (distance <= 1 + nearest.len() / 3).then_some(nearest)
+}
+
 /// Names the key and what to write instead, never the value: it may be a secret.
 fn unknown_key(key: &str, driver: &dyn Driver) -> Error {
     let known = || known_keys(driver);
-    let nearest = known()
-        .map(|known| (strsim::damerau_levenshtein(key, known), known))
-        .min()
-        .filter(|(distance, known)| *distance <= 1 + known.len() / 3);
-    let hint = match (driver.advice(key), nearest) {
+    let hint = match (driver.advice(key), nearest(key, known())) {
         (Some(advice), _) => advice.to_owned(),
-        (None, Some((_, nearest))) => format!("did you mean `{nearest}`?"),
+        (None, Some(nearest)) => format!("did you mean `{nearest}`?"),
         (None, None) => format!("there are {}", known().collect::<Vec<_>>().join(", ")),
     };
     Error::new(

@@ -28,6 +28,9 @@ pub struct StoreUrl {
     path: String,
 }
 
+/// The schemes of files, whose URLs name no host.
+const FILES: [&str; 1] = ["sqlite"];
+
 impl StoreUrl {
     /// Composes the text of a provider's [`location`](crate::StoreInfo::location): `start` is the
     /// scheme with the authority, such as `redis://127.0.0.1:6379`.
@@ -64,6 +67,8 @@ impl StoreUrl {
             ));
         }
         let (authority, rest) = match rest.strip_prefix("//") {
+            // Other tools write two slashes before a path.
+            Some(rest) if FILES.iter().any(|it| it.eq_ignore_ascii_case(scheme)) => ("", rest),
             Some(rest) => rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len())),
             None => ("", rest),
         };

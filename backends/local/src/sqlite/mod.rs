@@ -34,9 +34,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(doc)]
+use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
-    Grant, HostInstant, Key, KeySpec, LeaseId, LeaseVerifier, LockProvider, OpenContext, Operation,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, Grant,
+    HostInstant, Key, KeySpec, LeaseId, LeaseVerifier, LockProvider, OpenContext, Operation,
     ReleaseDispatch, Released, Renewal, StoreInfo, StoreUrl, SystemClock, Takes, Usage,
 };
 
@@ -53,7 +55,7 @@ use wake::ParkerPool;
 
 const BACKEND: &str = "sqlite";
 
-/// Opens `sqlite:PATH`. With `create=false`, a missing file is an error ([`ErrorKind::Incompatible`]).
+/// Opens `sqlite:PATH`, also written `sqlite://PATH`. With `create=false`, a missing file is an error ([`ErrorKind::Incompatible`]).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SqliteDriver;
 
@@ -84,15 +86,7 @@ impl Driver for SqliteDriver {
     }
 
     fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
-        let url = context.url();
-        if url.host().is_some() {
-            return Err(Error::new(
-                ErrorKind::InvalidUrl,
-                "`sqlite:` has no host; write sqlite:/path, with one slash, or sqlite:path",
-            )
-            .with_backend(BACKEND));
-        }
-        location::check_path(url.path()).map_err(|error| error.with_backend(BACKEND))
+        location::check_path(context.url().path()).map_err(|error| error.with_backend(BACKEND))
     }
 
     fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {

@@ -143,7 +143,7 @@ fn users_who_must_encrypt(kind: MySqlKind) {
     }
     let safe = format!("mysql://safe:s3cret@{}/", server.addr());
     refused(&safe, refuses, &[]);
-    let safe = with_timeouts(&format!("{safe}?tls=on&ca_file={trusted}"));
+    let safe = with_timeouts(&format!("{safe}?ssl-mode=REQUIRED&ssl-ca={trusted}"));
     drop(try_open(&safe).unwrap());
     assert!(root.status("Ssl_accepts").unwrap() > 0);
 

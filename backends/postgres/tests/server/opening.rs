@@ -112,10 +112,17 @@ fn client_certificates(kind: PostgresKind) {
         certificate,
         key,
     } = server.certificates().unwrap();
+    // As other clients write it.
+    let database = format!("postgres://keeper@{}/shop", server.addr());
     let url = format!(
-        "postgres://keeper@{}/shop?tls=on&ca_file={}",
-        server.addr(),
+        "{database}?sslmode=verify-full&sslrootcert={}",
         authority.display()
+    );
+    let untrusted = format!("{database}?sslmode=require");
+    refused(
+        &untrusted,
+        ErrorKind::PermissionDenied,
+        &["`sslmode=require`", "`ca_file`"],
     );
     let with = |certificate: &Path, key: &Path| {
         let (certificate, key) = (certificate.display(), key.display());

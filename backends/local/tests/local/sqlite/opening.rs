@@ -7,7 +7,7 @@ fn errors_name_what_is_wrong_with_the_url() {
     let drivers = Drivers::new().with(SqliteDriver);
     for (url, hint) in [
         ("sqlite:", "sqlite:/var/lib/app/locks.db"),
-        ("sqlite://host/locks.db", "one slash"),
+        ("sqlite://", "sqlite:/var/lib/app/locks.db"),
         ("sqlite::memory:", "write memory:"),
         ("sqlite:a%00b", "path of a file"),
     ] {
