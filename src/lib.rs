@@ -337,7 +337,7 @@ use std::sync::LazyLock;
 #[doc(inline)]
 pub use lockkeeper_core::{
     AcquireOptions, AsLockName, CancelRegistration, CancelToken, Capability, CommitProof, Config,
-    Error, ErrorKind, FencingToken, Leader, LeasePolicy, LockGuard, LockGuards, LockKeeper,
+    Error, ErrorKind, FencingToken, InSet, Leader, LeasePolicy, LockGuard, LockGuards, LockKeeper,
     LockKeeperBuilder, LockName, LostSignal, MAX_PERMITS, Mode, ObservedLock, Observer, Outage,
     Permit, ReentrantGuard, ReentrantKeeper, Released, Semaphore, Ticket, TransactionLock, Usage,
     Wait, WaitOutcome, WithLock,

@@ -12,7 +12,7 @@ mod head;
 mod health;
 pub(crate) mod hold;
 mod holds;
-mod key;
+pub(crate) mod key;
 pub(crate) mod lock_all;
 mod name_state;
 mod names_in_use;
@@ -42,6 +42,7 @@ use crate::contract::provider::{GRACE, LockProvider};
 use crate::engine::observer::Notifier;
 use crate::engine::timer::Timer;
 use crate::error::Error;
+use crate::mode::Mode;
 use crate::name::LockName;
 use crate::options::Settings;
 
@@ -49,6 +50,7 @@ use background::{BackgroundUse, LastingUse};
 use close::Closing;
 use give_back::{PendingReturns, Return};
 use hold::Hold;
+use key::Key;
 use parts::Parts;
 use queue::Queue;
 use report::OutageReports;
@@ -85,6 +87,8 @@ pub(crate) struct Engine {
     /// The number of threads that wait in the queue with a deadline.
     waiting: AtomicUsize,
     is_started: AtomicBool,
+    /// Whether a thread asks the store who has a name.
+    pub(crate) is_naming_holder: AtomicBool,
     closing: Closing,
     outage_reports: OutageReports,
 }
@@ -152,6 +156,7 @@ impl Engine {
             returns: PendingReturns::new(),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
+            is_naming_holder: AtomicBool::new(false),
             closing: Closing::new(),
             outage_reports: OutageReports::default(),
         });
@@ -166,9 +171,14 @@ impl Engine {
         margin.max(self.capabilities.least_margin(ttl)).min(ttl / 2)
     }
 
+    /// Returns whether a guard of this keeper has a name.
+    pub(crate) fn is_held_here(&self, key: Key<'_>) -> bool {
+        self.queue.is_held(key)
+    }
+
     /// Adds the locks and the store to an error that concerns all names of a set.
-    fn located_all(&self, names: &[LockName], error: Error) -> Error {
-        let error = error.with_names(names);
+    fn located_all(&self, names: &[(LockName, Mode)], error: Error) -> Error {
+        let error = error.with_names(names.iter().map(|(name, _)| name));
         error.with_backend(self.provider.backend())
     }
 

@@ -204,8 +204,9 @@ impl Error {
     }
 
     /// Names the locks of a set: the only one as [`with_name`](Self::with_name) does, several in the text.
-    pub(crate) fn with_names(self, names: &[LockName]) -> Self {
-        if let [name] = names {
+    pub(crate) fn with_names<'a>(self, names: impl Iterator<Item = &'a LockName>) -> Self {
+        let names: Vec<_> = names.collect();
+        if let [name] = *names {
             return self.with_name(name);
         }
         self.edit(|inner| {

@@ -10,6 +10,7 @@ pub(crate) mod reentrant;
 pub(crate) mod schedule;
 pub(crate) mod semaphore;
 pub(crate) mod ticket;
+mod timed_out;
 pub(crate) mod transaction_lock;
 
 use std::fmt;
@@ -26,7 +27,7 @@ use crate::keeper::guard::LockGuard;
 use crate::keeper::ticket::Ticket;
 use crate::mode::Mode;
 use crate::name::{AsLockName, LockName};
-use crate::options::{AcquireOptions, LeasePolicy, Wait};
+use crate::options::{AcquireOptions, LeasePolicy};
 use crate::token::FencingToken;
 
 use crate::keeper::transaction_lock::TransactionLock;
@@ -111,30 +112,15 @@ impl LockKeeper {
 
     #[inline]
     fn lock_named(&self, name: &LockName, options: &AcquireOptions) -> Result<LockGuard, Error> {
-        match self.engine.acquire(name, options)? {
+        let began = self.engine.clock.now();
+        match self.engine.acquire(name, options, began)? {
             Some(acquired) => Ok(self.guard(acquired)),
-            None => Err(self.timed_out(name, options)),
+            None => Err(self.timed_out(name, options.mode, options, began)),
         }
     }
 
     fn guard(&self, acquired: Acquired) -> LockGuard {
         LockGuard::new(Arc::clone(&self.engine), acquired)
-    }
-
-    /// Returns the error of a wait at whose end another holder had the name.
-    #[cold]
-    fn timed_out(&self, name: &LockName, options: &AcquireOptions) -> Error {
-        let wait = match options.wait.unwrap_or(self.engine.settings.wait) {
-            Wait::AtMost(wait) => format!("{wait:?}"),
-            Wait::Forever => "the wait".to_owned(),
-        };
-        let what = match options.mode {
-            Mode::Permit { .. } => "all permits were held",
-            Mode::Exclusive | Mode::Shared => "another holder had the lock",
-        };
-        let text = format!("{what} for all of {wait}; wait longer, or try later");
-        let error = Error::new(ErrorKind::TimedOut, text);
-        self.engine.located(name, error)
     }
 
     /// Acquires the lock if it is free, in one attempt. Returns `None` if it is held.
@@ -205,6 +191,18 @@ impl LockKeeper {
         self.lock_in(&*name.as_lock_name()?, Mode::Shared)
     }
 
+    /// Acquires the lock beside other shared holders, with `options`, whose mode has no effect.
+    ///
+    /// # Errors
+    /// As [`lock_with`](Self::lock_with), and [`ErrorKind::Unsupported`].
+    pub fn lock_shared_with(
+        &self,
+        name: impl AsLockName,
+        options: &AcquireOptions,
+    ) -> Result<LockGuard, Error> {
+        self.lock_with(name, &options.clone().mode(Mode::Shared))
+    }
+
     /// Acquires the lock beside other shared holders, in one attempt. Returns `None` if an exclusive
     /// holder has it, or if another thread or process waits for the exclusive lock.
     ///
@@ -227,6 +225,19 @@ impl LockKeeper {
         self.acquire(name, &AcquireOptions::new().mode(Mode::Shared).wait(wait))
     }
 
+    /// Acquires the lock beside other shared holders, and waits at most until `deadline`. Returns `None` if it was
+    /// not granted until then.
+    ///
+    /// # Errors
+    /// As [`try_lock_until`](Self::try_lock_until), and [`ErrorKind::Unsupported`].
+    pub fn try_lock_shared_until(
+        &self,
+        name: impl AsLockName,
+        deadline: Instant,
+    ) -> Result<Option<LockGuard>, Error> {
+        self.try_lock_shared_for(name, deadline.saturating_duration_since(Instant::now()))
+    }
+
     /// Acquires the lock with `options`. Returns `None` if another holder had it until the end of the wait.
     ///
     /// # Errors
@@ -237,7 +248,10 @@ impl LockKeeper {
         name: impl AsLockName,
         options: &AcquireOptions,
     ) -> Result<Option<LockGuard>, Error> {
-        let acquired = self.engine.acquire(&*name.as_lock_name()?, options)?;
+        let began = self.engine.clock.now();
+        let acquired = self
+            .engine
+            .acquire(&*name.as_lock_name()?, options, began)?;
         Ok(acquired.map(|acquired| self.guard(acquired)))
     }
 

@@ -46,7 +46,7 @@ pub use engine::timer::{Tick, Timer};
 pub use error::{Error, ErrorKind};
 pub use keeper::builder::LockKeeperBuilder;
 pub use keeper::guard::LockGuard;
-pub use keeper::lock_all::LockGuards;
+pub use keeper::lock_all::{InSet, LockGuards};
 pub use keeper::lost_signal::{LostSignal, WaitOutcome};
 pub use keeper::proof::CommitProof;
 pub use keeper::reentrant::{ReentrantGuard, ReentrantKeeper};

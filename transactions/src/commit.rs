@@ -1,6 +1,6 @@
 //! One transaction under the guards of one or several names, whatever the driver.
 
-use std::slice;
+use std::iter;
 
 use lockkeeper_core::{CommitProof, Error, ErrorKind, LockGuard, LockGuards};
 
@@ -14,10 +14,10 @@ use crate::error::CommitError;
 /// an error.
 const NO_PROOF: &str = "SELECT 4294967296 AS held";
 
-/// Commits under a guard, or under the guards of several names.
+/// Commits under a guard, or under several guards: those of [`LockGuards`], or `[&hall, &seat]`.
 pub trait CommitIn {
     /// Returns the guards that must hold their locks for a commit.
-    fn guards(&self) -> &[LockGuard];
+    fn guards(&self) -> impl Iterator<Item = &LockGuard>;
 
     /// Runs `work` in a transaction of the caller's connection, and commits it if every guard still holds its lock.
     ///
@@ -40,31 +40,41 @@ pub trait CommitIn {
         connection: &mut C,
         work: impl for<'c> FnOnce(&mut C::Transaction<'c>) -> Result<T, E>,
     ) -> Result<T, CommitError<E, C::Error>> {
-        let guards = self.guards();
-        let held = guards.iter().try_for_each(LockGuard::ensure_held);
-        held.map_err(CommitError::Lock)?;
+        let ensure_held = || self.guards().try_for_each(LockGuard::ensure_held);
+        ensure_held().map_err(CommitError::Lock)?;
         connection.transaction_of(|transaction| {
             let value = work(transaction).map_err(CommitError::Work)?;
-            for guard in guards {
+            for guard in self.guards() {
                 prove(guard, transaction)?;
             }
             // While one lock is proved, another one may be lost.
-            let held = guards.iter().try_for_each(LockGuard::ensure_held);
-            held.map_err(CommitError::Lock)?;
+            ensure_held().map_err(CommitError::Lock)?;
             Ok(value)
         })
     }
 }
 
 impl CommitIn for LockGuard {
-    fn guards(&self) -> &[LockGuard] {
-        slice::from_ref(self)
+    fn guards(&self) -> impl Iterator<Item = &LockGuard> {
+        iter::once(self)
     }
 }
 
 impl CommitIn for LockGuards {
-    fn guards(&self) -> &[LockGuard] {
-        self.guards()
+    fn guards(&self) -> impl Iterator<Item = &LockGuard> {
+        self.guards().iter()
+    }
+}
+
+impl CommitIn for [&LockGuard] {
+    fn guards(&self) -> impl Iterator<Item = &LockGuard> {
+        self.iter().copied()
+    }
+}
+
+impl<const N: usize> CommitIn for [&LockGuard; N] {
+    fn guards(&self) -> impl Iterator<Item = &LockGuard> {
+        self.iter().copied()
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! [`CommitIn::commit_in`] runs work in a transaction on the application's connection, and proves the lock as the
 //! last step before the commit. Its result says how the transaction ended: committed, rolled back, or unknown. The
-//! guards of several names ([`LockGuards`](lockkeeper_core::LockGuards)) have this method as well.
+//! guards of several names ([`LockGuards`](lockkeeper_core::LockGuards)) have this method as well, and so has an array of
+//! guards: `[&hall, &seat].commit_in(…)`.
 //!
 //! ```
 //! # #[cfg(feature = "rusqlite")] {

@@ -20,6 +20,8 @@ pub(super) fn holding_thread_waits_like_any_other(rig: &Rig<'_>) -> Outcome {
     assert!(matches!(answer, Ok(None)), "granted twice: {answer:?}");
     let error = keeper.lock("a").expect_err("this thread holds the name");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
+    let says = error.to_string();
+    assert!(says.contains("a guard of this process"), "{says}");
     assert!(held.is_held());
     held.release().expect("the store answers");
     drop(take());

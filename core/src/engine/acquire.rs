@@ -33,6 +33,8 @@ pub(super) struct Acquisition<'a, 'e> {
     pub(super) key: Key<'a>,
     pub(super) terms: LeaseTerms,
     pub(super) kind: WaitKind,
+    /// Whether it asks again while the store cannot be reached.
+    pub(super) rides_out: bool,
     pub(super) request: AcquireRequest<'a>,
     /// The retries of this acquisition while it is the head.
     pub(super) retry: &'a RefCell<Retry<'e>>,
@@ -57,12 +59,13 @@ impl Engine {
         }
     }
 
+    /// Acquires a name. The wait counts from `began`, which is now.
     pub(crate) fn acquire(
         self: &Arc<Self>,
         name: &LockName,
         options: &AcquireOptions,
+        began: HostInstant,
     ) -> Result<Option<Acquired>, Error> {
-        let began = self.clock.now();
         self.acquire_until(name, options, self.deadline(options, began), began)
     }
 
@@ -87,12 +90,37 @@ impl Engine {
         }
     }
 
+    /// Makes one attempt at a name, which is repeated until the store answers it, at most for `limit`. Without a wait for
+    /// outages, it is not.
+    pub(crate) fn attempt_through_outage(
+        self: &Arc<Self>,
+        name: &LockName,
+        options: &AcquireOptions,
+        began: HostInstant,
+        limit: Duration,
+    ) -> Result<Option<Acquired>, Error> {
+        let wait = self.deadline(options, began);
+        let until = wait.map(|until| until.min(began + limit));
+        self.acquire_in(name, options, (None, until), began)
+    }
+
     /// Acquires a name until this deadline, whatever the options say of the wait.
     pub(super) fn acquire_until(
         self: &Arc<Self>,
         name: &LockName,
         options: &AcquireOptions,
         deadline: Option<HostInstant>,
+        began: HostInstant,
+    ) -> Result<Option<Acquired>, Error> {
+        self.acquire_in(name, options, (deadline, None), began)
+    }
+
+    /// Acquires a name until a deadline. A single attempt may last through an outage until another time.
+    fn acquire_in(
+        self: &Arc<Self>,
+        name: &LockName,
+        options: &AcquireOptions,
+        (deadline, attempt_until): (Option<HostInstant>, Option<HostInstant>),
         began: HostInstant,
     ) -> Result<Option<Acquired>, Error> {
         let outage = options.outage.unwrap_or(self.settings.outage);
@@ -120,12 +148,17 @@ impl Engine {
         };
         // Changed in place: each move of it costs a lock within the process about 5 ns of 380.
         let retry = RefCell::new(Retry::new(limits, began));
-        if kind != WaitKind::ThroughOutages {
+        let rides_out = match kind {
+            WaitKind::ThroughOutages => true,
+            WaitKind::SingleAttempt => attempt_until.is_some() && outage == Outage::Wait,
+            WaitKind::UntilFailure => false,
+        };
+        if !rides_out {
             // Only a lost reply is a reason to ask again, for as long as a single attempt may.
             let limit = self.capabilities.attempt_limit();
             retry.borrow_mut().limit_to(limit);
         }
-        let end = self.end_of(deadline, began);
+        let end = self.end_of(deadline.or(attempt_until.filter(|_| rides_out)), began);
         let contended = || {
             busy_at.set(Some(self.clock.now()));
             self.answered(part.get(), retry.borrow().asked_at());
@@ -135,7 +168,7 @@ impl Engine {
         let pause = |error: &Error, answered_at| {
             let says_nothing = error.is_of_name() || error.is_not_sent();
             let is_unreachable = error.kind() == ErrorKind::Unavailable && !says_nothing;
-            if kind == WaitKind::ThroughOutages && is_unreachable {
+            if rides_out && is_unreachable {
                 self.queue.fail(key, error);
             }
             retry.borrow_mut().pause(error, answered_at)
@@ -156,6 +189,7 @@ impl Engine {
             key,
             terms,
             kind,
+            rides_out,
             retry: &retry,
             part: &part,
             busy_at: &busy_at,

@@ -18,7 +18,6 @@ use super::key::Key;
 use super::travel::request::{Attempt, LeaseRequest, is_no_answer};
 use super::travel::sender::{Reply, unanswered};
 use super::travel::settlement::Settlement;
-use super::waiter::WaitKind;
 use super::{ATTEMPT_LIMIT, Engine};
 
 impl Acquisition<'_, '_> {
@@ -36,7 +35,7 @@ impl Acquisition<'_, '_> {
         }
         let until = request.deadline.unwrap_or(request.end());
         self.retry.borrow_mut().begin(until, request.started());
-        if self.kind == WaitKind::ThroughOutages {
+        if self.rides_out {
             self.retry.borrow_mut().ride_out(self.health());
         }
         let result = self.ask();
@@ -77,9 +76,10 @@ impl Acquisition<'_, '_> {
     /// Asks the store until it answers, or the retries end.
     fn ask(&self) -> Result<Option<Arc<Hold>>, Error> {
         let (engine, request) = (self.engine, &self.request);
-        let rides_out = self.kind == WaitKind::ThroughOutages;
         // This thread waits for the answer to another one. Those that ride no outage out do not.
-        if rides_out && let Some((_, cause)) = self.health().outage() {
+        if self.rides_out
+            && let Some((_, cause)) = self.health().outage()
+        {
             engine.queue.fail(self.key, &cause);
         }
         self.retry.borrow_mut().before_first()?;

@@ -10,6 +10,7 @@ use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
 use crate::contract::provider::AcquireRequest;
 use crate::error::{Error, ErrorKind};
+use crate::mode::Mode;
 use crate::name::LockName;
 use crate::options::{AcquireOptions, LeaseTerms, Outage};
 
@@ -51,7 +52,7 @@ impl Drop for Taken<'_> {
 pub(crate) enum AcquiredSet<'a> {
     All(Vec<Acquired>),
     /// Another holder had this name until the end of the wait.
-    Busy(&'a LockName),
+    Busy(&'a LockName, Mode),
 }
 
 /// One of the names that are acquired together.
@@ -61,17 +62,19 @@ enum Step<'a> {
 }
 
 impl Engine {
-    /// Acquires names, which are sorted and different.
+    /// Acquires names, which are sorted and different. The wait counts from `began`, which is now.
     pub(crate) fn acquire_all<'a>(
         self: &Arc<Self>,
-        names: &'a [LockName],
+        names: &'a [(LockName, Mode)],
         options: &AcquireOptions,
+        began: HostInstant,
     ) -> Result<AcquiredSet<'a>, Error> {
+        let check_mode = |(_, mode): &(LockName, Mode)| mode.check(&self.capabilities);
         options
             .check(&self.capabilities)
+            .and_then(|()| names.iter().try_for_each(check_mode))
             .and_then(|()| self.start_timer())
             .map_err(|error| self.located_all(names, error))?;
-        let began = self.clock.now();
         let deadline = self.deadline(options, began);
         let mut taken = Taken::none(self, self.end_of(deadline, began));
         loop {
@@ -81,22 +84,23 @@ impl Engine {
             if rest.len() > 1 && self.capabilities.batch() > 1 && !is_down {
                 let (acquired, end) = self.acquire_free(rest, options, deadline);
                 taken.acquired.extend(acquired);
-                if let (Some(end), Some(next)) = (end, names.get(taken.acquired.len())) {
-                    let report = AcquisitionReport::begin(self, next, options.mode, began);
+                if let (Some(end), Some((next, mode))) = (end, names.get(taken.acquired.len())) {
+                    let report = AcquisitionReport::begin(self, next, *mode, began);
                     if end.is_none() {
                         report.contended();
                     }
                     let mut result = end.map_or(Ok(None), Err);
                     report.end(&mut result);
-                    return result.map(|_none| AcquiredSet::Busy(next));
+                    return result.map(|_none| AcquiredSet::Busy(next, *mode));
                 }
             }
-            let Some(next) = names.get(taken.acquired.len()) else {
+            let Some((next, mode)) = names.get(taken.acquired.len()) else {
                 break;
             };
-            match self.acquire_until(next, options, deadline, self.clock.now())? {
+            let options = options.clone().mode(*mode);
+            match self.acquire_until(next, &options, deadline, self.clock.now())? {
                 Some(acquired) => taken.acquired.push(acquired),
-                None => return Ok(AcquiredSet::Busy(next)),
+                None => return Ok(AcquiredSet::Busy(next, *mode)),
             }
         }
         let now = self.clock.now();
@@ -112,7 +116,7 @@ impl Engine {
     /// returns the error of that name, if there is one; without an error, another holder has the name.
     fn acquire_free(
         self: &Arc<Self>,
-        names: &[LockName],
+        names: &[(LockName, Mode)],
         options: &AcquireOptions,
         deadline: Option<HostInstant>,
     ) -> (Vec<Acquired>, Option<Option<Error>>) {
@@ -130,13 +134,17 @@ impl Engine {
             let mut answer = match step {
                 Step::HandedOver(acquired) => Ok(Some(acquired)),
                 Step::Asks(permit, request, queued) => {
+                    let terms = LeaseTerms {
+                        mode: request.mode,
+                        ..terms
+                    };
                     let answer = self.wait_for_grant(&request, &queued);
                     self.take_grant(permit, &request, terms, answer)
                 }
             };
             if let Ok(Some(acquired)) = &answer {
                 let hold = Arc::clone(&acquired.hold);
-                let report = AcquisitionReport::begin(self, &hold.name, terms.mode, began);
+                let report = AcquisitionReport::begin(self, &hold.name, hold.mode, began);
                 report.end(&mut answer);
             }
             match answer {
@@ -196,21 +204,22 @@ impl Engine {
     /// Enters the queues of the first names, up to the first with other threads, and sends the requests.
     fn begin<'a>(
         self: &'a Arc<Self>,
-        names: &'a [LockName],
+        names: &'a [(LockName, Mode)],
         terms: LeaseTerms,
         end: HostInstant,
         token: &'a CancelToken,
     ) -> Vec<Step<'a>> {
         let mut steps = Vec::new();
-        for name in names {
-            let key = Key::new(name, terms.mode);
+        for (name, mode) in names {
+            let mode = *mode;
+            let (key, terms) = (Key::new(name, mode), LeaseTerms { mode, ..terms });
             match self.queue.enter_free(key, terms) {
                 Some(Given::Hold(hold, number)) => {
                     steps.push(Step::HandedOver(Acquired::new(hold, number)));
                 }
                 Some(Given::HeadPermit) => {
                     let request = AcquireRequest {
-                        mode: terms.mode,
+                        mode,
                         cancel: Some(token),
                         end,
                         ..AcquireRequest::attempt(name, terms.policy.ttl(), &*self.clock)

@@ -111,6 +111,11 @@ impl NameState {
         }
     }
 
+    /// Returns whether a guard has one of the leases.
+    pub(super) fn is_held(&self) -> bool {
+        self.holds.iter().any(|held| held.guards > 0)
+    }
+
     /// Returns the error of a store that does not answer now.
     pub(super) fn silence(&self) -> Option<&Error> {
         let is_asked = match &self.head {

@@ -167,6 +167,12 @@ impl Queue {
         names.in_use.adopt(key, hold)
     }
 
+    /// Returns whether a guard of this process has the name.
+    pub(crate) fn is_held(&self, key: Key<'_>) -> bool {
+        let mut names = self.names(key);
+        names.in_use.find(key).is_some_and(|state| state.is_held())
+    }
+
     /// Makes the next waiter the head, after a lease went back to the store.
     pub(crate) fn released(&self, key: Key<'_>) {
         self.change(key, |state, _| state.released());

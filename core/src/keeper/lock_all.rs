@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::clock::HostInstant;
 use crate::contract::provider::Released;
@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::keeper::guard::LockGuard;
 use crate::keeper::lost_signal::LostSignal;
+use crate::mode::Mode;
 use crate::name::{AsLockName, LockName};
 use crate::options::AcquireOptions;
 use crate::token::FencingToken;
@@ -22,7 +23,7 @@ impl LockKeeper {
     /// default, all together.
     ///
     /// Names are locked in the order of their bytes, whatever the order of `names`. A name that occurs twice counts
-    /// once. So callers that lock overlapping sets never wait for each other in a circle, as long as they hold no
+    /// once. A name can have a [mode of its own](InSet). So callers that lock overlapping sets never wait for each other in a circle, as long as they hold no
     /// other lock. Names that are free cost one request to the store where it takes several at once.
     ///
     /// ```
@@ -41,18 +42,27 @@ impl LockKeeper {
     /// [`ErrorKind::TimedOut`] if another holder had one of the names until the end of the wait; the error says
     /// which name. [`ErrorKind::Lost`] if one was lost during the wait for the others. Other errors as for
     /// [`lock`](Self::lock). After an error, none of the names is held.
-    pub fn lock_all<N: AsLockName>(
+    pub fn lock_all<N: InSet>(
         &self,
         names: impl IntoIterator<Item = N>,
     ) -> Result<LockGuards, Error> {
-        let (names, options) = (self.set_of(names)?, AcquireOptions::new());
-        match self.engine.acquire_all(&names, &options)? {
+        self.lock_all_with(names, &AcquireOptions::new())
+    }
+
+    /// Acquires the locks of several names with `options`, which count for each of them; the wait is that for
+    /// all together.
+    ///
+    /// # Errors
+    /// As [`lock_all`](Self::lock_all) and [`lock_with`](Self::lock_with).
+    pub fn lock_all_with<N: InSet>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+        options: &AcquireOptions,
+    ) -> Result<LockGuards, Error> {
+        let (names, began) = (self.set_of(names, options)?, self.engine.clock.now());
+        match self.engine.acquire_all(&names, options, began)? {
             AcquiredSet::All(acquired) => Ok(LockGuards::new(self, acquired)),
-            AcquiredSet::Busy(name) => {
-                let text = "another holder had one of the locks until the wait was over; wait longer, or try later";
-                let error = Error::new(ErrorKind::TimedOut, text);
-                Err(self.engine.located(name, error))
-            }
+            AcquiredSet::Busy(name, mode) => Err(self.timed_out(name, mode, options, began)),
         }
     }
 
@@ -60,7 +70,7 @@ impl LockKeeper {
     ///
     /// # Errors
     /// As [`lock_all`](Self::lock_all), but that busy is `None`.
-    pub fn try_lock_all<N: AsLockName>(
+    pub fn try_lock_all<N: InSet>(
         &self,
         names: impl IntoIterator<Item = N>,
     ) -> Result<Option<LockGuards>, Error> {
@@ -72,7 +82,7 @@ impl LockKeeper {
     ///
     /// # Errors
     /// As [`lock_all`](Self::lock_all), but that busy is `None`.
-    pub fn try_lock_all_for<N: AsLockName>(
+    pub fn try_lock_all_for<N: InSet>(
         &self,
         names: impl IntoIterator<Item = N>,
         wait: Duration,
@@ -80,38 +90,91 @@ impl LockKeeper {
         self.acquire_all(names, &AcquireOptions::new().wait(wait))
     }
 
+    /// Acquires the locks of several names, and waits at most until `deadline` for all of them together. `None` if
+    /// another holder had one of them until then.
+    ///
+    /// # Errors
+    /// As [`lock_all`](Self::lock_all), but that busy is `None`.
+    pub fn try_lock_all_until<N: InSet>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+        deadline: Instant,
+    ) -> Result<Option<LockGuards>, Error> {
+        self.try_lock_all_for(names, deadline.saturating_duration_since(Instant::now()))
+    }
+
     /// Acquires the locks of several names with `options`, which count for each of them; the wait is that for
     /// all together. `None` if another holder had one of them until the end of the wait.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire) and [`lock_all`](Self::lock_all).
-    pub fn acquire_all<N: AsLockName>(
+    pub fn acquire_all<N: InSet>(
         &self,
         names: impl IntoIterator<Item = N>,
         options: &AcquireOptions,
     ) -> Result<Option<LockGuards>, Error> {
-        let names = self.set_of(names)?;
-        Ok(match self.engine.acquire_all(&names, options)? {
+        let (names, began) = (self.set_of(names, options)?, self.engine.clock.now());
+        Ok(match self.engine.acquire_all(&names, options, began)? {
             AcquiredSet::All(acquired) => Some(LockGuards::new(self, acquired)),
-            AcquiredSet::Busy(_) => None,
+            AcquiredSet::Busy(..) => None,
         })
     }
 
-    /// Returns the names in their order, each once.
-    fn set_of<N: AsLockName>(
+    /// Returns the names in their order, each once, with their modes. A name that is wanted exclusively and shared is
+    /// locked exclusively.
+    fn set_of<N: InSet>(
         &self,
         names: impl IntoIterator<Item = N>,
-    ) -> Result<Vec<LockName>, Error> {
-        let names = names.into_iter();
-        let names = names.map(|name| Ok(name.as_lock_name()?.into_owned()));
+        options: &AcquireOptions,
+    ) -> Result<Vec<(LockName, Mode)>, Error> {
+        let names = names.into_iter().map(|name| name.in_set(options.mode));
         let mut names = names.collect::<Result<Vec<_>, Error>>()?;
-        names.sort_unstable();
-        names.dedup();
+        let is_shared = |mode: Mode| mode == Mode::Shared;
+        names.sort_by(|(one, of_one), (other, of_other)| {
+            let modes = |mode: Mode| (mode.is_permit(), is_shared(mode), mode.limit());
+            one.cmp(other).then(modes(*of_one).cmp(&modes(*of_other)))
+        });
+        names.dedup_by(|(name, mode), (before, of_before)| {
+            let is_covered = *of_before == Mode::Exclusive && is_shared(*mode);
+            name == before && (mode == of_before || is_covered)
+        });
         if names.is_empty() {
             let text = "no name was given; name at least one lock";
             return Err(Error::new(ErrorKind::InvalidName, text).with_backend(self.backend()));
         }
         Ok(names)
+    }
+}
+
+/// A name of a set, for [`LockKeeper::lock_all`]: any [`AsLockName`], in the mode of the options, or a pair of a name and
+/// a mode of its own.
+///
+/// ```
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Error, LockGuards, LockKeeper, Mode};
+///
+/// fn book(keeper: &LockKeeper) -> Result<LockGuards, Error> {
+///     keeper.lock_all([("hall", Mode::Shared), ("seat:42", Mode::Exclusive)])
+/// }
+/// ```
+pub trait InSet {
+    /// Returns the checked name, and its mode, which is `mode` if it has none of its own.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`], see [`LockName::new`].
+    fn in_set(self, mode: Mode) -> Result<(LockName, Mode), Error>;
+}
+
+impl<N: AsLockName> InSet for N {
+    fn in_set(self, mode: Mode) -> Result<(LockName, Mode), Error> {
+        Ok((self.as_lock_name()?.into_owned(), mode))
+    }
+}
+
+impl<N: AsLockName> InSet for (N, Mode) {
+    fn in_set(self, _: Mode) -> Result<(LockName, Mode), Error> {
+        let (name, mode) = self;
+        name.in_set(mode)
     }
 }
 

@@ -87,7 +87,9 @@ impl LockKeeper {
     /// Runs `work` for one tick of a schedule, unless another process runs it or has just run it. Then
     /// `work` is not called, and the result is `None`.
     ///
-    /// All processes call it at each tick, and each makes one attempt. The lock is held for at least `at_least`
+    /// All processes call it at each tick, and each makes one attempt. If the store cannot be reached, the attempt goes on
+    /// for as long as the keeper's `wait`, at most for `at_least`, unless `outage=fail`. So an outage of some seconds costs
+    /// no tick. If the reply to an attempt is lost, the store is asked again under the same owner. The lock is held for at least `at_least`
     /// from the grant, also if `work` returns sooner or panics. A process with a slow clock, or a busy one, calls
     /// later, and must still find the lock held. So choose `at_least` longer than clocks may differ and than a
     /// process may be late, and shorter than the time between two ticks. A process that is even later gets the
@@ -132,9 +134,15 @@ impl LockKeeper {
         // A fixed lease may be shorter.
         let ttl = settings.lease.ttl();
         let options = AcquireOptions::new().lease(LeasePolicy::Renewed { ttl });
-        let Some(guard) = self.acquire(name, &options.wait(Duration::ZERO))? else {
+        let name = name.as_lock_name()?;
+        let began = self.engine.clock.now();
+        let Some(acquired) = self
+            .engine
+            .attempt_through_outage(&name, &options, began, at_least)?
+        else {
             return Ok(None);
         };
+        let guard = self.guard(acquired);
         let _end = TickEnd {
             until: self.engine.clock.now() + at_least,
             leader: Leader::new(&guard, self.engine.ending(None)),

@@ -4,7 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, Error, ErrorKind, LeasePolicy, Outage, Released, Wait, WaitOutcome,
+    AcquireOptions, CancelToken, Error, ErrorKind, LeasePolicy, Mode, Outage, Released, Wait,
+    WaitOutcome,
 };
 
 use crate::answers::{Grants, Releases, Renewals};
@@ -29,6 +30,25 @@ fn free_names_are_locked_in_one_batch_in_order_and_once() {
     guards.renew().unwrap();
     assert_eq!(guards.release().unwrap(), Released::Done);
     assert!(keeper.try_lock_all(["a", "b", "c"]).unwrap().is_some());
+}
+
+#[test]
+fn each_name_of_a_set_can_have_a_mode_of_its_own() {
+    for keeper in [batching().1, ScriptedStore::new().keeper()] {
+        let (shared, exclusive) = (Mode::Shared, Mode::Exclusive);
+        let set = [("seat", exclusive), ("hall", shared), ("seat", shared)];
+        let guards = keeper.lock_all(set).unwrap();
+        let modes = guards.guards().iter();
+        let modes: Vec<_> = modes.map(|it| (it.name().as_str(), it.mode())).collect();
+        assert_eq!(modes, [("hall", shared), ("seat", exclusive)]);
+        assert!(keeper.try_lock_shared("hall").unwrap().is_some());
+        assert!(keeper.try_lock_shared("seat").unwrap().is_none());
+        let error = keeper.try_lock_all([("a", Mode::Permit { limit: 0 })]);
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidLimit);
+        drop(guards);
+        let soon = std::time::Instant::now() + SECOND;
+        assert!(keeper.try_lock_all_until(["hall"], soon).unwrap().is_some());
+    }
 }
 
 #[test]

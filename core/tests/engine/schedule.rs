@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy};
+use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy, Outage};
 
 use crate::answers::{Grants, Renewals};
 use crate::scripted_store::ScriptedStore;
@@ -151,6 +151,45 @@ fn tick_is_held_for_its_time_with_a_fixed_lease_and_after_a_panic() {
     eventually("the tick is over", || {
         other.try_lock("a").unwrap().is_some()
     });
+}
+
+/// The store is gone before the request, or behind it. Nobody else has the name, or somebody has.
+#[test]
+fn tick_rides_an_outage_out_under_one_owner() {
+    let gone = Grants::Unreachable(Duration::ZERO);
+    for (grants, is_held) in [
+        (gone, false),
+        (gone, true),
+        (Grants::ReplyLost { then_works: false }, false),
+    ] {
+        let store = ScriptedStore::new();
+        let holder = is_held.then(|| store.keeper().lock("a").unwrap());
+        let before = store.count("a", "acquire");
+        store.grants(grants);
+        let (keeper, (sender, begun)) = (store.keeper(), mpsc::channel());
+        let work = move |_: &_| sender.send(()).unwrap();
+        let running = thread::spawn(move || keeper.run_tick("a", 5 * SECOND, work));
+        store.wait_for("a", "acquire", before + 3);
+        store.grants(Grants::Work);
+        if !is_held {
+            begun.recv_timeout(LIMIT).unwrap();
+            store.clock.advance(5 * SECOND);
+        }
+        let ran = running.join().unwrap().unwrap();
+        assert_eq!(ran.is_some(), !is_held, "{grants:?}");
+        assert_eq!(store.count("a", "abandon"), 0);
+        drop(holder);
+    }
+    // Without a wait for outages, and at the end of the time.
+    let store = ScriptedStore::new();
+    store.grants(gone);
+    let fails = store.builder().outage(Outage::Fail).build().unwrap();
+    assert_fails(fails.run_tick("a", SECOND, |_| ()), ErrorKind::Unavailable);
+    assert_eq!(store.count("a", "acquire"), 1);
+    store.grants(Grants::Unreachable(SECOND));
+    let ended = store.keeper().run_tick("a", 2 * SECOND, |_| ());
+    assert_fails(ended, ErrorKind::Unavailable);
+    assert!(store.count("a", "acquire") > 2);
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Error, ErrorKind, Finding, Grant,
-    HeldName, HostInstant, LeasePolicy, LockKeeper, LockName, MAX_HANDOVERS, Mode, ReentrantKeeper,
-    Released, Renewal, StoreInfo, Usage,
+    AcquireOptions, AcquireRequest, Admin, Backend, Capabilities, Capability, Error, ErrorKind,
+    Finding, Grant, HeldName, HostInstant, LeasePolicy, LockKeeper, LockName, MAX_HANDOVERS, Mode,
+    ReentrantKeeper, Released, Renewal, StoreInfo, Usage,
 };
 
 use crate::answers::Renewals;
@@ -48,6 +48,9 @@ impl Backend for Operated {
     type Lease = ();
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<()>>, Error> {
+        if request.name().as_str() == "busy" {
+            return Ok(None);
+        }
         Ok(Some(Grant {
             lease: (),
             epoch: 1,
@@ -69,6 +72,11 @@ impl Admin for Operated {
     fn held(&self, _: Option<&LockName>, _: HostInstant) -> Result<Vec<HeldName>, Error> {
         let mut held = HeldName::new("a", "mark");
         held.epoch = Some(5);
+        held.holder.pid = Some(7);
+        held.holder.host = Some("web-1".to_owned());
+        held.holder.label = Some("the job".to_owned());
+        let since = SystemTime::now() - Duration::from_millis(90_500);
+        held.holder.since = Some(since);
         Ok(vec![held])
     }
 
@@ -124,6 +132,35 @@ fn keeper_tells_its_settings_and_those_of_its_store() {
     assert_eq!(keeper.max_hold(), None);
     assert_eq!(keeper.margin(5 * SECOND), SECOND / 2);
     assert_eq!(keeper.margin(60 * SECOND), SECOND);
+}
+
+#[test]
+fn error_of_a_wait_names_the_holder() {
+    let keeper = LockKeeper::builder(Arc::new(Operated)).build().unwrap();
+    let holder =
+        "another holder had the lock for all of 10s: pid 7 on web-1 [the job], for 1m 30s;";
+    for error in [
+        keeper.lock("busy").unwrap_err(),
+        keeper.lock_all(["busy"]).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.to_string().starts_with(holder), "{error}");
+    }
+    // The store is not asked who it is.
+    let _held = keeper.lock("a").unwrap();
+    let options = AcquireOptions::new().wait(Duration::from_millis(10));
+    for error in [
+        keeper.lock_with("a", &options).unwrap_err(),
+        keeper.lock_shared_with("a", &options).unwrap_err(),
+        keeper.lock_all_with(["a", "b"], &options).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(
+            error.to_string().contains("a guard of this process"),
+            "{error}"
+        );
+        assert!(error.to_string().contains("`ReentrantKeeper`"), "{error}");
+    }
 }
 
 #[test]

@@ -16,12 +16,13 @@ const REPLY_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) type Case<A> = (&'static str, fn(&str, &mut A));
 
 /// Returns the cases of every driver.
-pub(crate) fn all<Kind, A: Application<Kind>>() -> [Case<A>; 8] {
+pub(crate) fn all<Kind, A: Application<Kind>>() -> [Case<A>; 9] {
     [
         ("held_lock_is_proved", |url, application| {
             commit(url, application, A::PROVED);
         }),
         ("locks_of_several_names_are_proved", commit_under_several),
+        ("locks_of_an_array_are_proved", commit_under_an_array),
         ("failed_work_is_rolled_back", failed_work),
         ("loss_during_the_work_is_rolled_back", loss_during_the_work),
         (
@@ -53,6 +54,18 @@ fn commit_under_several<Kind, A: Application<Kind>>(url: &str, application: &mut
     let keeper = open(url);
     let guards = keeper.lock_all(["seat:42", "seat:43"]).unwrap();
     commit_under(&keeper, &guards, application, A::PROVED);
+}
+
+fn commit_under_an_array<Kind, A: Application<Kind>>(url: &str, application: &mut A) {
+    let keeper = open(url);
+    let [first, second] = ["seat:42", "seat:43"].map(|name| keeper.lock(name).unwrap());
+    commit_under(&keeper, &[&first, &second], application, A::PROVED);
+    let operator = open(url);
+    let ended = sell(&[&first, &second], application, || {
+        take_away(&operator, second.name());
+    });
+    assert!(matches!(ended, Err(CommitError::Lock(_))), "{ended:?}");
+    assert_eq!(application.sold(), 2);
 }
 
 fn commit_under<Kind, A: Application<Kind>>(
