@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    CancelToken, Capabilities, Clock, Error, Finding, HostInstant, StoreInfo, StoreUrl, SystemClock,
+    CancelToken, Capabilities, Clock, Error, ErrorKind, Finding, HostInstant, StoreInfo, StoreUrl,
+    SystemClock,
 };
 use lockkeeper_register::{Call, Entry, Key, Read, RegisterStore, SessionId, Version, View, Write};
 
@@ -25,6 +26,17 @@ struct State {
     sessions: HashMap<SessionId, HostInstant>,
     last: u64,
     faults: Faults,
+    late: Vec<LateWrite>,
+}
+
+/// A write that arrives later.
+#[derive(Debug)]
+struct LateWrite {
+    key: (String, Key),
+    seen: Option<Version>,
+    session: Option<SessionId>,
+    also: Option<((String, Key), Version)>,
+    value: Option<String>,
 }
 
 /// What goes wrong.
@@ -32,6 +44,8 @@ struct State {
 pub struct Faults {
     pub is_cut_off: bool,
     pub delay: Duration,
+    /// One in so many replies is lost; 0 is none. Some of these writes are carried out later, and some never.
+    pub loses_one_in: u32,
 }
 
 impl Map {
@@ -91,6 +105,24 @@ impl Map {
 }
 
 impl State {
+    fn apply(&mut self, write: LateWrite) -> Option<Version> {
+        let version = |key: &(String, Key)| self.entries.get(key).map(|it| it.version);
+        let also = write.also.as_ref();
+        let is_met = version(&write.key) == write.seen
+            && write.session.is_none_or(|session| self.lives(&session))
+            && also.is_none_or(|(key, seen)| version(key) == Some(*seen));
+        if !is_met {
+            return None;
+        }
+        self.last += 1;
+        let version = self.last;
+        match write.value {
+            Some(value) => self.entries.insert(write.key, Entry { version, value }),
+            None => self.entries.remove(&write.key),
+        };
+        Some(version)
+    }
+
     fn lives(&self, session: &str) -> bool {
         let now = SystemClock.now();
         self.sessions.get(session).is_some_and(|ends| now < *ends)
@@ -114,7 +146,9 @@ impl MapStore {
 
     /// Waits as the faults say.
     fn reach(&self, call: Call<'_>) -> Result<MutexGuard<'_, State>, Error> {
-        let Faults { is_cut_off, delay } = self.map.lock().faults.clone();
+        let Faults {
+            is_cut_off, delay, ..
+        } = self.map.lock().faults.clone();
         let end = SystemClock.now() + delay;
         while SystemClock.now() < end {
             let is_cancelled = call.cancel.is_some_and(CancelToken::is_cancelled);
@@ -173,33 +207,37 @@ impl RegisterStore for MapStore {
 
     fn write(&self, writes: &[Write<'_>], call: Call<'_>) -> Result<Vec<Option<Version>>, Error> {
         let mut state = self.reach(call)?;
-        let version = |state: &State, key| state.entries.get(&self.full(key)).map(|it| it.version);
-        let mut written = Vec::new();
-        for write in writes {
-            let is_met = version(&state, write.key) == write.seen
-                && write.session.is_none_or(|session| state.lives(session))
-                && write
-                    .also
-                    .is_none_or(|(key, seen)| version(&state, key) == Some(seen));
-            if !is_met {
-                written.push(None);
-                continue;
+        let write = |write: &Write<'_>| LateWrite {
+            key: self.full(write.key),
+            seen: write.seen,
+            session: write.session.map(str::to_owned),
+            also: write.also.map(|(key, seen)| (self.full(key), seen)),
+            value: write.value.map(str::to_owned),
+        };
+        let writes: Vec<_> = writes.iter().map(write).collect();
+        let fate = match state.faults.loses_one_in {
+            0 => 3,
+            loses => fastrand::u32(..3 * loses),
+        };
+        let written = match fate {
+            // It is carried out after later ones, or never.
+            0 => {
+                state.late.extend(writes);
+                Vec::new()
             }
-            state.last += 1;
-            let version = state.last;
-            let value = write.value.map(str::to_owned);
-            match value {
-                Some(value) => drop(
-                    state
-                        .entries
-                        .insert(self.full(write.key), Entry { version, value }),
-                ),
-                None => drop(state.entries.remove(&self.full(write.key))),
-            }
-            written.push(Some(version));
+            1 => Vec::new(),
+            _ => writes.into_iter().map(|it| state.apply(it)).collect(),
+        };
+        while fastrand::bool() && !state.late.is_empty() {
+            let at = fastrand::usize(..state.late.len());
+            let late = state.late.swap_remove(at);
+            state.apply(late);
         }
         self.map.changed.notify_all();
-        Ok(written)
+        match fate {
+            0..=2 => Err(Error::new(ErrorKind::Unknown, "the reply is lost")),
+            _ => Ok(written),
+        }
     }
 
     fn open_session(&self, ttl: Duration, call: Call<'_>) -> Result<SessionId, Error> {
