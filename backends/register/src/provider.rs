@@ -28,7 +28,9 @@ use crate::watch;
 /// # Limits
 /// - A semaphore has at most 100 permits, and a name at most 100 shared leases. A name has at most 150 waiting processes in
 ///   its queue. Further ones wait outside of it.
-/// - A name that is stopped by its first waiter is free for the next one after less than two seconds.
+/// - A first waiter that does not take the free name, since its process is stopped, delays the others for a second or two.
+///   A waiter that is dead holds back who could be granted the name beside the present holders for 5 s, or for the store's
+///   shortest session.
 /// - If a store does not notify, each waiting process polls. The first one polls every 4 to 100 ms, and the others less
 ///   often.
 /// - Do not use it on both sides of a fork; open it after forking.
