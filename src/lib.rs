@@ -1,4 +1,4 @@
-//! Blocking locks by name, on the store of a URL: Redis, MySQL, MariaDB, PostgreSQL, etcd, a SQLite file, or the
+//! Blocking locks by name, on the store of a URL: Redis, MySQL, MariaDB, PostgreSQL, etcd, Consul, a SQLite file, or the
 //! process itself. For programs whose work is done by threads. No async runtime comes along.
 //!
 //! ```
@@ -25,6 +25,7 @@
 //! | `mysql://USER:PASSWORD@HOST`, `mariadb://…` | all processes that reach the server |
 //! | `postgres://USER:PASSWORD@HOST/DATABASE`, `postgresql://…` | all processes that reach the server, in one database |
 //! | `etcd://HOST,HOST,HOST`, `etcds://…` (TLS) | all processes that reach the cluster, also when it loses a server |
+//! | `consul://HOST`, `consuls://…` (TLS) | all processes that reach the cluster, also when it loses a server |
 //! | `zookeeper://HOST,HOST,HOST/PATH`, `zookeepers://…` (TLS) | all processes that reach the ensemble, also when it loses a server |
 //! | `quorum:?member=URL&member=URL&member=URL` | all processes that reach a majority of the stores |
 //!
@@ -302,6 +303,7 @@
 //! | `redis` | yes | `redis:`, `rediss:`, `unix:`, `redis+sentinel:`, `rediss+sentinel:`, `redis+cluster:` and `rediss+cluster:`; `valkey:` and `valkeys:` |
 //! | `mysql` | yes | `mysql:` and `mariadb:` |
 //! | `postgres` | no | `postgres:` and `postgresql:` |
+//! | `consul` | no | `consul:` and `consuls:` |
 //! | `etcd` | no | `etcd:` and `etcds:` |
 //! | `zookeeper` | no | `zookeeper:` and `zookeepers:` |
 //! | `quorum` | no | `quorum:`, a majority of three or five stores |
@@ -393,6 +395,10 @@ pub mod backend {
             ],
             "redis",
         );
+        #[cfg(feature = "consul")]
+        let drivers = drivers.with(lockkeeper_consul::ConsulDriver);
+        #[cfg(not(feature = "consul"))]
+        let drivers = drivers.without(&["consul", "consuls"], "consul");
         #[cfg(feature = "etcd")]
         let drivers = drivers.with(lockkeeper_etcd::EtcdDriver);
         #[cfg(not(feature = "etcd"))]
@@ -420,6 +426,8 @@ pub mod backend {
 /// The types of each backend: keys for [`Config::with`], and options for programs that build their
 /// keeper without a URL ([`LockKeeper::builder`]).
 pub mod backends {
+    #[cfg(feature = "consul")]
+    pub use lockkeeper_consul as consul;
     #[cfg(feature = "etcd")]
     pub use lockkeeper_etcd as etcd;
     pub use lockkeeper_local as local;
@@ -433,6 +441,7 @@ pub mod backends {
     pub use lockkeeper_redis as redis;
     /// The keys that every store behind a network takes.
     #[cfg(any(
+        feature = "consul",
         feature = "etcd",
         feature = "mysql",
         feature = "postgres",

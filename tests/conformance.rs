@@ -9,6 +9,8 @@ use std::process::ExitCode;
 
 use lockkeeper_conformance::Run;
 use lockkeeper_conformance::Suite;
+#[cfg(feature = "consul")]
+use lockkeeper_testkit::ConsulKind;
 #[cfg(feature = "etcd")]
 use lockkeeper_testkit::EtcdKind;
 #[cfg(feature = "mysql")]
@@ -32,6 +34,11 @@ fn suites() -> Vec<Suite> {
     let mut suites = Vec::new();
     #[cfg(feature = "sqlite")]
     suites.push(store::suite("lockkeeper-local", StoreKind::Sqlite));
+    #[cfg(feature = "consul")]
+    {
+        let package = "lockkeeper-consul";
+        suites.extend(ConsulKind::ALL.map(|kind| store::suite(package, StoreKind::Consul(kind))));
+    }
     #[cfg(feature = "etcd")]
     suites.extend(EtcdKind::ALL.map(|kind| store::suite("lockkeeper-etcd", StoreKind::Etcd(kind))));
     #[cfg(feature = "mysql")]
@@ -91,6 +98,10 @@ fn main() -> ExitCode {
         run = suites().into_iter().fold(run, Run::suite);
     }
     // Off by default.
+    #[cfg(not(feature = "consul"))]
+    {
+        run = run.except("lockkeeper-consul");
+    }
     #[cfg(not(feature = "etcd"))]
     {
         run = run.except("lockkeeper-etcd");

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use lockkeeper::{admin::*, backend::*, backends::*, clock::*, *};
 
 #[cfg(all(
+    feature = "consul",
     feature = "etcd",
     feature = "mysql",
     feature = "postgres",

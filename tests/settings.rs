@@ -17,6 +17,19 @@ type Row = (&'static str, ErrorKind, &'static str);
 const LOCAL_AND_HTTP: &[Row] = &[
     ("memory://b", InvalidUrl, "no host, port or user"),
     ("sqlite:", InvalidUrl, "needs the path"),
+    ("consul:b", InvalidUrl, "names no host"),
+    ("consul://h/shop", InvalidUrl, "has no path"),
+    ("consul://me:secret@h", InvalidValue, "ACL token"),
+    (
+        "consul://h?token=sec%0Aret",
+        InvalidValue,
+        "no ACL token has",
+    ),
+    (
+        "consul://h?datacenter=a%26b",
+        InvalidValue,
+        "letters, digits",
+    ),
     ("etcd:b", InvalidUrl, "names no host"),
     ("etcd://h/shop", InvalidUrl, "has no path"),
     ("etcd://me@h", InvalidValue, "both `user` and `password`"),
@@ -196,7 +209,13 @@ fn mistakes_have_their_own_errors() {
 
 #[test]
 fn numbers_and_keys_of_all_servers_are_checked() {
-    for server in ["redis://h", "mysql://h", "postgres://u@h", "etcd://h"] {
+    for server in [
+        "redis://h",
+        "mysql://h",
+        "postgres://u@h",
+        "etcd://h",
+        "consul://h",
+    ] {
         for (key, values, range) in [
             (
                 "pool_size",

@@ -13,8 +13,8 @@ use std::process::{Command, ExitCode, Stdio};
 
 use libtest_mimic::Arguments;
 use lockkeeper_testkit::{
-    EtcdKind, MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PostgresKind, PostgresServer,
-    RedisKind, cases, suite, until,
+    ConsulKind, EtcdKind, MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PostgresKind,
+    PostgresServer, RedisKind, cases, suite, until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -26,7 +26,8 @@ fn main() -> ExitCode {
         let all = mysql
             .or_else(|| RedisKind::Redis7.ignored())
             .or_else(postgres);
-        all.or_else(|| EtcdKind::Etcd3_4.ignored())
+        let all = all.or_else(|| EtcdKind::Etcd3_4.ignored());
+        all.or_else(|| ConsulKind::Consul1_8.ignored())
     };
     let cases: &[(&str, fn())] = cases![
         every_row_has_its_expected_verdict,

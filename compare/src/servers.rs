@@ -4,8 +4,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use lockkeeper_testkit::{
-    EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
-    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer, TestServer,
+    ConsulKind, ConsulOptions, ConsulServer, EtcdKind, EtcdOptions, EtcdServer, MySqlKind,
+    MySqlOptions, MySqlServer, PostgresKind, PostgresOptions, PostgresServer, RedisKind,
+    RedisOptions, RedisServer, TestServer,
 };
 
 use crate::cancel::Cancellation;
@@ -64,6 +65,8 @@ impl Servers {
         };
         let etcd = EtcdKind::Etcd3_4;
         let start_etcd = || boxed(EtcdServer::start(etcd, &EtcdOptions::new()));
+        let consul = ConsulKind::Consul1_8;
+        let start_consul = || boxed(ConsulServer::start(consul, &ConsulOptions::new()));
         let [mariadb, mysql] = MySqlKind::ALL.map(mysql);
         let mut others = Vec::new();
         for (program, start) in [
@@ -71,6 +74,7 @@ impl Servers {
             mysql,
             (postgres.program(), Box::new(start_postgres)),
             (etcd.program(), Box::new(start_etcd)),
+            (consul.program(), Box::new(start_consul)),
         ] {
             cancel.check()?;
             match program {

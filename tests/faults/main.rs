@@ -12,6 +12,8 @@
 )]
 
 mod common;
+#[cfg(feature = "consul")]
+mod consul;
 #[cfg(feature = "etcd")]
 mod etcd;
 #[cfg(feature = "mysql")]
@@ -48,6 +50,7 @@ fn servers() -> Vec<StoreKind> {
         StoreKind::Redis(_) => cfg!(feature = "redis"),
         StoreKind::MySql(_) | StoreKind::MySqlTable(_) => cfg!(feature = "mysql"),
         StoreKind::Postgres(_) | StoreKind::PostgresTable(_) => cfg!(feature = "postgres"),
+        StoreKind::Consul(_) => cfg!(feature = "consul"),
         _ => cfg!(feature = "etcd"),
     });
     kinds
@@ -62,6 +65,8 @@ fn on_each(kinds: &[StoreKind], cases: Vec<common::Case>) -> impl Iterator<Item 
 /// Returns the cases of one kind of server alone.
 fn own() -> Vec<Trial> {
     let all: Vec<Vec<Trial>> = vec![
+        #[cfg(feature = "consul")]
+        consul::trials(),
         #[cfg(feature = "etcd")]
         etcd::trials(),
         #[cfg(feature = "mysql")]

@@ -3,8 +3,8 @@
 
 use libtest_mimic::Trial;
 use lockkeeper_testkit::{
-    EtcdKind, MySqlKind, MySqlServer, PostgresKind, RedisKind, Shared, StoreKind, TestServer as _,
-    suite,
+    ConsulKind, EtcdKind, MySqlKind, MySqlServer, PostgresKind, RedisKind, Shared, StoreKind,
+    TestServer as _, suite,
 };
 use serde_json::Value;
 
@@ -20,6 +20,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let kinds = [redis, postgres].into_iter();
     let kinds = kinds.chain(MySqlKind::ALL.map(StoreKind::MySql));
     let kinds = kinds.chain(EtcdKind::ALL.map(StoreKind::Etcd));
+    let kinds = kinds.chain(ConsulKind::ALL.map(StoreKind::Consul));
     let trial = |kind: StoreKind| {
         let name = format!("{kind}::all_verbs_work");
         suite::named_trial(name, move || kind.ignored(), move || on(kind))

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use lockkeeper::Config;
 use lockkeeper::backend::{Capabilities, Driver, Drivers, LockProvider, OpenContext};
+use lockkeeper::backends::consul::ConsulDriver;
 use lockkeeper::backends::etcd::EtcdDriver;
 use lockkeeper::backends::local::{MemoryDriver, SqliteDriver};
 use lockkeeper::backends::mysql::MySqlDriver;
@@ -13,6 +14,7 @@ use lockkeeper::backends::quorum::QuorumDriver;
 use lockkeeper::backends::redis::RedisDriver;
 use parking_lot::Mutex;
 
+use super::consul::ConsulConfig;
 use super::etcd::EtcdConfig;
 use super::mysql::MySqlConfig;
 use super::postgres::PostgresConfig;
@@ -32,6 +34,8 @@ pub(crate) enum ClientConfig {
     Postgres(PostgresConfig),
     /// An etcd cluster.
     Etcd(EtcdConfig),
+    /// A Consul cluster.
+    Consul(ConsulConfig),
     /// A majority of other stores.
     Quorum,
 }
@@ -57,6 +61,10 @@ impl ClientConfig {
                 let options = EtcdDriver::options(context)?;
                 Ok(Self::Etcd(EtcdConfig { options }))
             }))
+            .with(captured.by(ConsulDriver, |context| {
+                let options = ConsulDriver::options(context)?;
+                Ok(Self::Consul(ConsulConfig { options }))
+            }))
             .with(captured.by(QuorumDriver, |_| Ok(Self::Quorum)));
         let capabilities = drivers.open(config)?.capabilities();
         let captured = captured.0.lock().take();
@@ -74,6 +82,7 @@ impl ClientConfig {
             Self::MySql(config) => config.label,
             Self::Postgres(_) => "postgres",
             Self::Etcd(_) => "etcd",
+            Self::Consul(_) => "consul",
             Self::Quorum => "quorum",
         }
     }

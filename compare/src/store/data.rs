@@ -6,6 +6,7 @@ use std::sync::Arc;
 use lockkeeper::backends::postgres::PlainClient;
 
 use super::client::ClientConfig;
+use super::consul::ConsulKeys;
 use super::etcd::EtcdKeys;
 use super::memory::Cells;
 use super::mysql::{self, MySqlConfig};
@@ -26,6 +27,7 @@ pub(crate) enum Data {
     MySql(Box<MySqlConfig>, Arc<Rows<::mysql::Conn>>),
     Postgres(Box<PostgresConfig>, Arc<Rows<PlainClient>>),
     Etcd(Arc<EtcdKeys>),
+    Consul(Arc<ConsulKeys>),
 }
 
 impl Data {
@@ -59,6 +61,9 @@ impl Data {
                 data
             }
             ClientConfig::Etcd(config) => Self::Etcd(Arc::new(EtcdKeys::open(config, prefix)?)),
+            ClientConfig::Consul(config) => {
+                Self::Consul(Arc::new(ConsulKeys::open(config, prefix)?))
+            }
         })
     }
 
@@ -74,7 +79,11 @@ impl Data {
                 Some(Box::new(Stats::open(&keys.config, commands, state)?))
             }
             Self::MySql(config, rows) => Some(Box::new(mysql::Stats::open(config, rows)?)),
-            Self::Memory(_) | Self::Sqlite(_) | Self::Postgres(..) | Self::Etcd(_) => None,
+            Self::Memory(_)
+            | Self::Sqlite(_)
+            | Self::Postgres(..)
+            | Self::Etcd(_)
+            | Self::Consul(_) => None,
         })
     }
 
@@ -87,6 +96,7 @@ impl Data {
             Self::MySql(_, rows) => Arc::<Rows<_>>::clone(rows),
             Self::Postgres(_, rows) => Arc::<Rows<_>>::clone(rows),
             Self::Etcd(keys) => Arc::<EtcdKeys>::clone(keys),
+            Self::Consul(keys) => Arc::<ConsulKeys>::clone(keys),
         }
     }
 }
@@ -99,6 +109,7 @@ impl Drop for Data {
             Self::Postgres(_, rows) => drop(rows.remove()),
             Self::Redis(keys) => drop(keys.remove()),
             Self::Etcd(keys) => drop(keys.remove()),
+            Self::Consul(keys) => drop(keys.remove()),
             // The file is removed with its folder.
             Self::Memory(_) | Self::Sqlite(_) => {}
         }

@@ -7,6 +7,7 @@ use lockkeeper::FencingToken;
 use lockkeeper::backends::etcd::{EtcdOptions, PlainClient, decoded, encoded, number};
 use serde_json::{Value, json};
 
+use super::cells::{Cell, Cells};
 use super::pool::{FEW, POOL_TIMEOUT, Pool};
 use super::state::State;
 use crate::error::Error;
@@ -49,14 +50,6 @@ pub(crate) fn all_of(prefix: &str) -> Value {
     json!({ "key": encoded(prefix), "range_end": encoded(&end) })
 }
 
-/// A cell as it was read.
-#[derive(Clone, Copy)]
-pub(crate) struct Cell {
-    pub(crate) value: i64,
-    /// The revision at which it was written.
-    pub(crate) revision: i64,
-}
-
 /// Keys of one run.
 pub(crate) struct EtcdKeys {
     connections: Pool<PlainClient>,
@@ -81,33 +74,41 @@ impl EtcdKeys {
         encoded(&format!("{}/{name}", self.prefix))
     }
 
-    pub(crate) fn cell(&self, cell: u32) -> String {
+    fn cell(&self, cell: u32) -> String {
         self.key(&format!("cell-{cell}"))
     }
 
-    pub(crate) fn send(&self, path: &str, body: &Value) -> Result<Value, Error> {
+    fn send(&self, path: &str, body: &Value) -> Result<Value, Error> {
         call(&mut *self.connections.get(POOL_TIMEOUT)?, path, body)
     }
 
     /// Returns the operation that writes a key.
-    pub(crate) fn put(&self, key: &str, value: &str) -> Value {
+    fn put(&self, key: &str, value: &str) -> Value {
         json!({ "request_put": { "key": key, "value": encoded(value), "lease": self.lease } })
     }
 
     /// Returns the operation that adds a user to the list.
-    pub(crate) fn put_user(&self, user: u32) -> Value {
+    fn put_user(&self, user: u32) -> Value {
         let key = self.key(&format!("users/{user}-{:016x}", random()));
         self.put(&key, "")
     }
 
     /// Writes if all of `compare` is true, and returns whether it was.
-    pub(crate) fn write_if(&self, compare: &[Value], puts: &[Value]) -> Result<bool, Error> {
+    fn write_if(&self, compare: &[Value], puts: &[Value]) -> Result<bool, Error> {
         let body = json!({ "compare": compare, "success": puts });
         let reply = self.send("/v3/kv/txn", &body)?;
         Ok(reply.get("succeeded").and_then(Value::as_bool) == Some(true))
     }
 
-    pub(crate) fn read_cell(&self, cell: u32) -> Result<Cell, Error> {
+    /// Removes the keys, and with their lease what a later write would leave.
+    pub(crate) fn remove(&self) -> Result<(), Error> {
+        self.send("/v3/lease/revoke", &json!({ "ID": self.lease }))?;
+        Ok(())
+    }
+}
+
+impl Cells for EtcdKeys {
+    fn read_cell(&self, cell: u32) -> Result<Cell, Error> {
         let reply = self.send("/v3/kv/range", &json!({ "key": self.cell(cell) }))?;
         let found = reply.pointer("/kvs/0").and_then(|found| {
             Some(Cell {
@@ -120,10 +121,17 @@ impl EtcdKeys {
         })
     }
 
-    /// Removes the keys, and with their lease what a later write would leave.
-    pub(crate) fn remove(&self) -> Result<(), Error> {
-        self.send("/v3/lease/revoke", &json!({ "ID": self.lease }))?;
-        Ok(())
+    fn write_cells(&self, cells: &[(u32, Cell, i64)], user: u32) -> Result<bool, Error> {
+        let (mut unchanged, mut puts) = (Vec::new(), Vec::new());
+        for (cell, read, value) in cells {
+            let (key, revision) = (self.cell(*cell), read.revision.to_string());
+            puts.push(self.put(&key, &value.to_string()));
+            unchanged.push(json!({
+                "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision,
+            }));
+        }
+        puts.push(self.put_user(user));
+        self.write_if(&unchanged, &puts)
     }
 }
 

@@ -1,6 +1,8 @@
 //! The stores of a comparison, each with the state that the locks protect.
 
+pub(crate) mod cells;
 pub(crate) mod client;
+pub(crate) mod consul;
 pub(crate) mod data;
 pub(crate) mod etcd;
 mod memory;

@@ -3,6 +3,7 @@
 //! worse.
 
 mod advisory_lock;
+mod consul_lock;
 mod etcdctl_lock;
 mod exclusive;
 mod freed_early;
@@ -30,6 +31,7 @@ pub(crate) mod transaction;
 
 use serde::{Deserialize, Serialize};
 
+use self::consul_lock::ConsulLock;
 use self::etcdctl_lock::EtcdctlLock;
 use self::exclusive::Exclusive;
 use self::freed_early::FreedEarly;
@@ -38,8 +40,8 @@ use self::lock::Lock;
 use self::lock_all::LockAll;
 use self::lockkeeper::Lockkeeper;
 use self::none::NoLock;
-use self::optimistic::etcd::Revisions;
 use self::optimistic::redis::Watch;
+use self::optimistic::revisions::Revisions;
 use self::optimistic::sql::Versions;
 use self::polled_locks::PolledLocks;
 use self::pubsub::PubSub;
@@ -82,6 +84,7 @@ named_enum! {
         RowLock "row-lock": "PostgreSQL: SELECT FOR UPDATE, a connection for each thread",
         PolledLocks "polled-locks": "MySQL, PostgreSQL: as many named locks as permits, tried one after the other",
         EtcdctlLock "etcdctl-lock": "etcd: what etcdctl lock does, a lease for each hold",
+        ConsulLock "consul-lock": "Consul: what consul lock does, a session for each hold",
         FreedEarly "freed-early": "A good lock that is released before the commit",
         Exclusive "exclusive": "A good lock that is exclusive for readers, too",
         ReaderCounter "reader-counter": "A good lock that the first reader acquires and the last one releases",
@@ -128,6 +131,8 @@ impl Strategy {
                 .then_some("needs PostgreSQL: give its --url, or --servers"),
             Self::EtcdctlLock => (!matches!(client, ClientConfig::Etcd(_)))
                 .then_some("needs etcd: give its --url, or --servers"),
+            Self::ConsulLock => (!matches!(client, ClientConfig::Consul(_)))
+                .then_some("needs Consul: give its --url, or --servers"),
         }
     }
 
@@ -140,7 +145,8 @@ impl Strategy {
             | Self::NamedLockSharedPool
             | Self::RowLock
             | Self::PolledLocks
-            | Self::EtcdctlLock => &[],
+            | Self::EtcdctlLock
+            | Self::ConsulLock => &[],
             Self::Optimistic => &["watch", "unwatch", "get", "multi", "set", "rpush", "exec"],
             Self::SetnxUnsafe => &["set", "del"],
             Self::IncrDecr => &["incr", "decr"],
@@ -179,6 +185,7 @@ impl Strategy {
             (Self::Optimistic, Data::MySql(_, rows)) => Box::new(Versions::new(rows, cancel)),
             (Self::Optimistic, Data::Postgres(_, rows)) => Box::new(Versions::new(rows, cancel)),
             (Self::Optimistic, Data::Etcd(keys)) => Box::new(Revisions::new(keys, cancel)),
+            (Self::Optimistic, Data::Consul(keys)) => Box::new(Revisions::new(keys, cancel)),
             (Self::Optimistic, Data::Redis(keys)) => Box::new(Watch::open(keys, threads, cancel)?),
             (Self::NamedLockSharedPool, Data::MySql(config, rows)) => {
                 Box::new(named_lock_shared_pool::open(config.as_ref(), rows, cancel)?)
@@ -201,7 +208,7 @@ impl Strategy {
         threads: u32,
         cancel: &Cancellation,
     ) -> Result<Box<dyn Lock>, Error> {
-        use ClientConfig::{Etcd, MySql, Postgres, Quorum, Redis};
+        use ClientConfig::{Consul, Etcd, MySql, Postgres, Quorum, Redis};
         let client = |config| Client::open(config, cancel);
         let ours = || Lockkeeper::open(&handle.config, cancel);
         Ok(match (self, &handle.client) {
@@ -234,6 +241,10 @@ impl Strategy {
             (Self::EtcdctlLock, Etcd(config)) => {
                 let min_ttl = handle.capabilities.min_ttl();
                 Box::new(EtcdctlLock::new(config, min_ttl, cancel))
+            }
+            (Self::ConsulLock, Consul(config)) => {
+                let min_ttl = handle.capabilities.min_ttl();
+                Box::new(ConsulLock::new(config, min_ttl, cancel))
             }
             (_, client) => {
                 let store = client.label();

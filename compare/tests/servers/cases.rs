@@ -3,7 +3,8 @@
 use lockkeeper_compare::{Comparison, Error, Scenario, Strategy};
 use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{
-    EtcdServer, MySqlServer, PostgresServer, RedisServer, StoreKind, TestServer, cases,
+    ConsulServer, EtcdServer, MySqlServer, PostgresServer, RedisServer, StoreKind, TestServer,
+    cases,
 };
 
 use crate::known_for;
@@ -59,6 +60,14 @@ fn forms_of_url(server: &dyn TestServer) -> Vec<String> {
             format!("{url}tls=on&ca_file={authority}"),
         ];
     }
+    if let Some(server) = as_server::<ConsulServer>(server) {
+        let (tls, addr) = (server.tls_url().unwrap(), server.addr());
+        let authority = server.certificates().unwrap().authority.display();
+        return vec![
+            format!("{tls}?ca_file={authority}"),
+            format!("consul://127.0.0.1:1,{addr}?datacenter=dc1"),
+        ];
+    }
     let server = as_server::<EtcdServer>(server).unwrap();
     let (tls, addr) = (server.tls_url().unwrap(), server.addr());
     let authority = server.certificates().unwrap().authority.display();
@@ -76,6 +85,7 @@ fn every_form_of_url_reaches_the_server(kind: StoreKind) {
         Strategy::Optimistic,
         Strategy::NamedLock,
         Strategy::EtcdctlLock,
+        Strategy::ConsulLock,
         Strategy::SetnxSpin,
         Strategy::Lockkeeper,
     ]);
@@ -103,9 +113,11 @@ fn passwords_are_not_shown(kind: StoreKind) {
     ];
     // An etcd without users refuses no password.
     if !matches!(kind, StoreKind::Etcd(_)) {
-        refused.push((format!("{scheme}://me:{SECRET}@{addr}"), true));
+        // Consul takes neither.
+        let is_taken = !matches!(kind, StoreKind::Consul(_));
+        refused.push((format!("{scheme}://me:{SECRET}@{addr}"), is_taken));
         let keys = format!("user=me&password={SECRET}");
-        refused.push((format!("{scheme}://{addr}?{keys}"), true));
+        refused.push((format!("{scheme}://{addr}?{keys}"), is_taken));
     }
     for (url, is_valid) in refused {
         let error = run(&Comparison::new(), &url, SECRET).unwrap_err();

@@ -61,11 +61,15 @@ pub(crate) fn assert_known(kind: StoreKind, rows: &[Row]) {
             }
         }
         _ => {
-            assert_eq!((rows.len(), &*rows[0].store), (33, "etcd"));
-            assert!(gather(Strategy::EtcdctlLock).connections > Some(1));
-            assert!(commands(Strategy::EtcdctlLock) >= 3.0);
+            let (store, peer) = match kind {
+                StoreKind::Consul(_) => ("consul", Strategy::ConsulLock),
+                _ => ("etcd", Strategy::EtcdctlLock),
+            };
+            assert_eq!((rows.len(), &*rows[0].store), (33, store));
+            assert!(gather(peer).connections > Some(1));
+            assert!(commands(peer) >= 3.0);
             assert!(commands(Strategy::Optimistic) > 2.0);
-            let nested = faults(Scenario::Nested, Strategy::EtcdctlLock);
+            let nested = faults(Scenario::Nested, peer);
             assert!(nested.contains("waited 500ms for itself"), "{nested}");
         }
     }

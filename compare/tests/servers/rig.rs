@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use lockkeeper_compare::{Comparison, Error, Report, Row, Scenario, Strategy, holder};
 use lockkeeper_testkit::{
-    EtcdOptions, EtcdServer, MySqlOptions, MySqlServer, PostgresOptions, PostgresServer,
-    RedisOptions, RedisServer, StoreKind, TestServer, until, with_timeouts,
+    ConsulOptions, ConsulServer, EtcdOptions, EtcdServer, MySqlOptions, MySqlServer,
+    PostgresOptions, PostgresServer, RedisOptions, RedisServer, StoreKind, TestServer, until,
+    with_timeouts,
 };
 use serde_json::json;
 
@@ -56,6 +57,11 @@ pub(crate) fn start(kind: StoreKind, is_tls: bool) -> Box<dyn TestServer> {
             let options = if is_tls { options.tls() } else { options };
             Box::new(EtcdServer::start(kind, &options).unwrap())
         }
+        StoreKind::Consul(kind) => {
+            let options = ConsulOptions::new();
+            let options = if is_tls { options.tls() } else { options };
+            Box::new(ConsulServer::start(kind, &options).unwrap())
+        }
         other => panic!("{other} is no single server"),
     }
 }
@@ -83,6 +89,9 @@ pub(crate) fn assert_cleaned_up(server: &dyn TestServer) {
         let all = server.call("/v3/kv/range", &all).unwrap();
         let ours = server.keys("lockkeeper/").unwrap().len();
         assert_eq!(all["count"].as_str().unwrap_or("0"), ours.to_string());
+    }
+    if let Some(server) = as_server::<ConsulServer>(server) {
+        assert_eq!(server.keys("lockkeeper_compare").unwrap(), []);
     }
     // The server notices the end of a session with a delay.
     until("no session is left", || {

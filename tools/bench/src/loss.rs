@@ -121,7 +121,7 @@ pub(crate) fn rows(kind: Kind) -> Rows {
     let store = Store::start_to_list(kind)?;
     let what = match kind {
         Kind::Redis => "FLUSHALL",
-        Kind::Etcd => "keys deleted",
+        Kind::Etcd | Kind::Consul => "keys deleted",
         _ => "session killed",
     };
     let what = format!("{what} to guard lost, {}", store.name());
@@ -130,12 +130,13 @@ pub(crate) fn rows(kind: Kind) -> Rows {
     })?;
     let asker = store.open("")?;
     rows.push(in_a_row(&store, |name| match kind {
-        Kind::Redis | Kind::Etcd => unlock(&asker, name),
+        Kind::Redis | Kind::Etcd | Kind::Consul => unlock(&asker, name),
         _ => take_away(&store, name),
     })?);
     match kind {
         // A restart forgets nothing, so there are no rows of one.
         Kind::Etcd => rows.push(election()?),
+        Kind::Consul => {}
         _ => rows.extend(restart_rows(&store)?),
     }
     Ok(rows)

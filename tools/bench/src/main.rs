@@ -34,15 +34,17 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use crate::row::Rows;
-use crate::store::Kind::{self, Etcd, MariaDb, Memory, MySql, Postgres, Redis, Sqlite};
+use crate::store::Kind::{self, Consul, Etcd, MariaDb, Memory, MySql, Postgres, Redis, Sqlite};
 use crate::store::Missing;
 
 /// Some rows with the stores that they run on. The name of a group is that of its rows and that of a store.
 type Group = (&'static str, &'static [Kind], fn(Kind) -> Rows);
 
-const ALL: &[Kind] = &[Memory, Sqlite, Redis, MariaDb, MySql, Postgres, Etcd];
-const SHARED: &[Kind] = &[Sqlite, Redis, MariaDb, MySql, Postgres, Etcd];
-const SERVERS: &[Kind] = &[Redis, MariaDb, MySql, Postgres, Etcd];
+const ALL: &[Kind] = &[
+    Memory, Sqlite, Redis, MariaDb, MySql, Postgres, Etcd, Consul,
+];
+const SHARED: &[Kind] = &[Sqlite, Redis, MariaDb, MySql, Postgres, Etcd, Consul];
+const SERVERS: &[Kind] = &[Redis, MariaDb, MySql, Postgres, Etcd, Consul];
 
 const GROUPS: [Group; 15] = [
     ("free in-process", &[Memory], free::in_process),

@@ -1,7 +1,9 @@
 //! The least that keeps a lock by hand on each store: one connection without a lease, a pool or a thread. It is the
 //! floor of rows.
 
+pub(crate) mod consul;
 pub(crate) mod etcd;
+mod http;
 pub(crate) mod mysql;
 pub(crate) mod postgres;
 pub(crate) mod redis;

@@ -128,5 +128,8 @@ fn left(store: &Store) -> Done<Vec<Left>> {
         }
         // Revisions of keys stay until the operator's compaction, as those of every etcd client do.
         Server::Etcd(server) => vec![entries("keys", server.keys("lockkeeper/")?.len() as i64)],
+        Server::Consul(server) => {
+            vec![entries("keys", server.keys("lockkeeper/")?.len() as i64)]
+        }
     })
 }

@@ -6,13 +6,14 @@ use std::fmt;
 
 use lockkeeper::LockKeeper;
 use lockkeeper_testkit::{
-    EtcdKind, EtcdOptions, EtcdServer, MySqlClient, MySqlKind, MySqlOptions, MySqlServer,
-    PostgresKind, PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer,
-    TestServer,
+    ConsulKind, ConsulOptions, ConsulServer, EtcdKind, EtcdOptions, EtcdServer, MySqlClient,
+    MySqlKind, MySqlOptions, MySqlServer, PostgresKind, PostgresOptions, PostgresServer, RedisKind,
+    RedisOptions, RedisServer, TestServer,
 };
 use rusqlite::Connection;
 use tempfile::TempDir;
 
+use crate::raw::consul::RawConsul;
 use crate::raw::etcd::RawEtcd;
 use crate::raw::mysql::RawMySql;
 use crate::raw::postgres::RawPostgres;
@@ -48,6 +49,7 @@ pub(crate) enum Kind {
     MySql,
     Postgres,
     Etcd,
+    Consul,
 }
 
 impl Kind {
@@ -61,6 +63,7 @@ impl Kind {
             Self::MySql => "mysql",
             Self::Postgres => "postgres",
             Self::Etcd => "etcd",
+            Self::Consul => "consul",
         }
     }
 
@@ -79,7 +82,7 @@ impl Kind {
         match self {
             Self::Memory => 20_000,
             Self::Sqlite => 500,
-            Self::Etcd => 20,
+            Self::Etcd | Self::Consul => 20,
             _ => 100,
         }
     }
@@ -88,7 +91,7 @@ impl Kind {
     pub(crate) fn request(self) -> &'static str {
         match self {
             Self::Redis => "commands",
-            Self::Etcd => "requests",
+            Self::Etcd | Self::Consul => "requests",
             _ => "statements",
         }
     }
@@ -128,6 +131,7 @@ pub(crate) enum Server {
     MySql(MySqlServer, Questions),
     Postgres(PostgresServer),
     Etcd(EtcdServer),
+    Consul(ConsulServer),
 }
 
 impl Store {
@@ -175,6 +179,11 @@ impl Store {
                 // Its data are in memory, so no row waits for a disk.
                 Server::Etcd(EtcdServer::start(kind, &EtcdOptions::new())?)
             }
+            Kind::Consul => {
+                let kind = ConsulKind::Consul1_8;
+                kind.program().map_err(Missing::new)?;
+                Server::Consul(ConsulServer::start(kind, &ConsulOptions::new())?)
+            }
         };
         Ok(Self { kind, server })
     }
@@ -191,6 +200,7 @@ impl Store {
             Server::MySql(server, _) => server,
             Server::Postgres(server) => server,
             Server::Etcd(server) => server,
+            Server::Consul(server) => server,
         })
     }
 
@@ -227,6 +237,7 @@ impl Store {
             Server::MySql(server, _) => Box::new(RawMySql::new(connect_mysql(server)?)?),
             Server::Postgres(server) => Box::new(RawPostgres::open(server)?),
             Server::Etcd(server) => Box::new(RawEtcd::connect(server.addr())?),
+            Server::Consul(server) => Box::new(RawConsul::connect(server.addr())?),
         })
     }
 

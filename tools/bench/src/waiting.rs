@@ -18,7 +18,7 @@ fn cpu() -> f64 {
 pub(crate) fn rows(kind: Kind) -> Rows {
     let connections = match kind {
         // One for requests, and one for notifications.
-        Kind::Redis | Kind::Etcd => 2.0,
+        Kind::Redis | Kind::Etcd | Kind::Consul => 2.0,
         _ => 1.0,
     };
     let (store, name) = (Store::start(kind)?, kind.name());

@@ -90,6 +90,7 @@ pub(crate) enum StoreChoice {
     MySql,
     Postgres,
     Etcd,
+    Consul,
     /// All of them, one after the other.
     All,
 }

@@ -1,6 +1,7 @@
 //! The stores that a campaign runs on, and how each is broken.
 
 mod cluster;
+mod consul;
 mod etcd;
 mod quorum;
 mod redis;
@@ -184,6 +185,7 @@ pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
         StoreChoice::MySql => MySqlKind::MySql9.ignored(),
         StoreChoice::Postgres => POSTGRES.ignored(),
         StoreChoice::Etcd => ETCD.ignored(),
+        StoreChoice::Consul => consul::CONSUL.ignored(),
         StoreChoice::Memory | StoreChoice::Sqlite | StoreChoice::All => None,
     }
 }
@@ -203,6 +205,7 @@ pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Store> {
         StoreChoice::MySql => sessions::start_mysql(MySqlKind::MySql9, settings),
         StoreChoice::Postgres => sessions::start_postgres(settings),
         StoreChoice::Etcd => etcd::start(),
+        StoreChoice::Consul => consul::start(args.ttl),
         StoreChoice::All => Err(io::Error::other("`all` is not one store")),
     }
 }

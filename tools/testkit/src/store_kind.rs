@@ -62,6 +62,7 @@ impl StoreKind {
         kinds.push(Self::MySqlTable(MySqlKind::MariaDb10));
         kinds.push(Self::PostgresTable(PostgresKind::Postgres15));
         kinds.extend(EtcdKind::ALL.map(Self::Etcd));
+        kinds.extend(ConsulKind::ALL.map(Self::Consul));
         kinds
     }
 

@@ -2,8 +2,8 @@
 //! thread waits for another one; a thread that was too late starts over. That is right, and quick
 //! while few want the same thing. The more there are, the more work is done in vain.
 
-pub(super) mod etcd;
 pub(super) mod redis;
+pub(super) mod revisions;
 pub(super) mod sql;
 
 use std::time::{Duration, Instant};

@@ -1,12 +1,13 @@
 //! etcd: the key is written with a lease if it is not there, and deleted if it is.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::BufReader;
 use std::net::{SocketAddr, TcpStream};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
+use super::http::{self, send};
 use super::{Done, PIPELINE, Raw, expect};
 
 /// A connection that is kept, on which prepared requests are sent.
@@ -24,9 +25,7 @@ fn key(number: usize) -> String {
 
 /// Returns the text of a request.
 fn request(path: &str, body: &Value) -> String {
-    let body = body.to_string();
-    let length = body.len();
-    format!("POST {path} HTTP/1.1\r\nHost: raw\r\nContent-Length: {length}\r\n\r\n{body}")
+    http::request("POST", path, body)
 }
 
 /// Returns the transactions that lock and release these keys.
@@ -43,39 +42,6 @@ fn transactions(keys: &[String]) -> [String; 2] {
     let put = |key: &String| json!({ "request_put": { "key": key, "value": value, "lease": 42 } });
     let delete = |key: &String| json!({ "request_delete_range": { "key": key } });
     [transaction("EQUAL", &put), transaction("GREATER", &delete)]
-}
-
-/// Sends a request, and returns the body of the reply.
-fn send(stream: &mut BufReader<TcpStream>, request: &str) -> Done<String> {
-    stream.get_mut().write_all(request.as_bytes())?;
-    let (mut length, mut is_chunked) = (0, false);
-    loop {
-        let line = line(stream)?;
-        if line.is_empty() {
-            break;
-        }
-        if let Some(count) = line.strip_prefix("Content-Length: ") {
-            length = count.parse()?;
-        }
-        is_chunked |= line == "Transfer-Encoding: chunked";
-    }
-    let mut body = Vec::new();
-    if is_chunked {
-        while let length @ 1.. = u64::from_str_radix(&line(stream)?, 16)? {
-            stream.by_ref().take(length).read_to_end(&mut body)?;
-            line(stream)?;
-        }
-        line(stream)?;
-    } else {
-        stream.by_ref().take(length).read_to_end(&mut body)?;
-    }
-    Ok(String::from_utf8(body)?)
-}
-
-fn line(stream: &mut BufReader<TcpStream>) -> Done<String> {
-    let mut line = String::new();
-    stream.read_line(&mut line)?;
-    Ok(line.trim_end().to_owned())
 }
 
 impl RawEtcd {

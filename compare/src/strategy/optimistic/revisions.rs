@@ -1,28 +1,28 @@
-//! The revision of each key: the write names those that were read, and the cluster refuses it if a key has a newer one.
+//! The revision of each key of etcd or Consul: the write names those that were read, and the cluster refuses it if a key
+//! has a newer one.
 //! All cells and the user change in one transaction, or none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lockkeeper::Usage;
-use serde_json::json;
 
 use super::retry;
 use crate::cancel::Cancellation;
 use crate::error::Error;
-use crate::store::etcd::EtcdKeys;
+use crate::store::cells::Cells;
 use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
-pub(crate) struct Revisions {
-    keys: Arc<EtcdKeys>,
+pub(crate) struct Revisions<C> {
+    cells: Arc<C>,
     requests: AtomicU64,
     cancel: Cancellation,
 }
 
-impl Revisions {
-    pub(crate) fn new(keys: &Arc<EtcdKeys>, cancel: &Cancellation) -> Self {
+impl<C: Cells> Revisions<C> {
+    pub(crate) fn new(cells: &Arc<C>, cancel: &Cancellation) -> Self {
         Self {
-            keys: Arc::clone(keys),
+            cells: Arc::clone(cells),
             requests: AtomicU64::new(0),
             cancel: cancel.clone(),
         }
@@ -31,7 +31,7 @@ impl Revisions {
     fn attempt(&self, transaction: &Transaction<'_>) -> Result<Option<Outcome>, Error> {
         let read = transaction.cells.iter().map(|&cell| {
             self.requests.fetch_add(1, Ordering::Relaxed);
-            self.keys.read_cell(cell)
+            self.cells.read_cell(cell)
         });
         let read = read.collect::<Result<Vec<_>, _>>()?;
         (transaction.on_step)(Step::Read)?;
@@ -39,22 +39,17 @@ impl Revisions {
         let Some(values) = (transaction.decide)(&values) else {
             return Ok(Some(Outcome::TurnedAway));
         };
-        let (mut unchanged, mut puts) = (Vec::new(), Vec::new());
-        for ((&cell, value), read) in transaction.cells.iter().zip(values).zip(read) {
-            let (key, revision) = (self.keys.cell(cell), read.revision.to_string());
-            puts.push(self.keys.put(&key, &value.to_string()));
-            unchanged.push(json!({
-                "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision,
-            }));
-        }
-        puts.push(self.keys.put_user(transaction.user));
+        let cells = transaction.cells.iter().zip(read).zip(values);
+        let cells: Vec<_> = cells
+            .map(|((&cell, read), value)| (cell, read, value))
+            .collect();
         self.requests.fetch_add(1, Ordering::Relaxed);
-        let written = self.keys.write_if(&unchanged, &puts)?;
+        let written = self.cells.write_cells(&cells, transaction.user)?;
         Ok(written.then_some(Outcome::Done))
     }
 }
 
-impl Transactor for Revisions {
+impl<C: Cells> Transactor for Revisions<C> {
     fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
         retry(transaction, &self.cancel, || self.attempt(transaction))
     }

@@ -1,0 +1,114 @@
+//! Requests on the pool of connections.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Clock, Error, HostInstant};
+use lockkeeper_register::Call;
+use lockkeeper_remote::{Endpoint, Failure, HttpReply, Pool, PooledConn, Server};
+
+use super::connector::Connector;
+use super::{Connection, Request};
+use crate::options::ConsulOptions;
+
+/// The connections of a store.
+pub(crate) struct Client {
+    pub(crate) connector: Connector,
+    pool: Pool<Connection>,
+    /// The connection of the thread that waits for entries of the namespace, since it waits all the time.
+    watching: Pool<Connection>,
+    pool_size: u32,
+    response_timeout: Duration,
+    datacenter: Option<String>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Client {
+    pub(crate) fn new(options: &ConsulOptions, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+        options.check()?;
+        let remote = &options.remote;
+        Ok(Self {
+            connector: Connector::new(options)?,
+            pool: Pool::new(remote.pool_size),
+            watching: Pool::new(1),
+            pool_size: remote.pool_size,
+            response_timeout: remote.response_timeout,
+            datacenter: options.datacenter_query(),
+            clock,
+        })
+    }
+
+    /// Returns a path with its query, and the datacenter in it.
+    pub(crate) fn path(&self, path: &str, query: &[&str]) -> String {
+        with_query(path, query, self.datacenter.as_deref())
+    }
+
+    /// Sends a request and reads the reply, within the call and the response timeout. If an agent cannot serve, asks
+    /// another one.
+    pub(crate) fn request(
+        &self,
+        request: Request<'_>,
+        call: Call<'_>,
+    ) -> Result<HttpReply, Failure> {
+        let Some(mut slot) = self.pool.checkout(self.left(call.deadline)) else {
+            let advice = ", or hold and acquire fewer locks at the same time";
+            let server = Server::new("Consul", &Endpoint::tcp("", 0));
+            let error = server.exhausted(self.pool_size, "", advice);
+            return Err(Failure::NotSent(error));
+        };
+        let mut untried = self.connector.agents();
+        loop {
+            let answer = self.run(&mut slot, request, call, self.response_timeout);
+            untried = untried.saturating_sub(1);
+            let is_over = untried == 0 || self.left(call.deadline).is_zero();
+            match answer {
+                Err(Failure::Closed(_)) if !is_over => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Sends a request whose reply comes when something has changed. `None` if waiting callers use all connections but
+    /// one, or the only other thread that is `watching` waits already.
+    pub(crate) fn wait(
+        &self,
+        request: Request<'_>,
+        watching: bool,
+        call: Call<'_>,
+    ) -> Option<Result<HttpReply, Failure>> {
+        let pool = match watching {
+            true => &self.watching,
+            false if self.pool_size == 1 => return None,
+            false => &self.pool,
+        };
+        let (mut slot, _permit) = pool.checkout_to_wait(Duration::ZERO, || false)?;
+        Some(self.run(&mut slot, request, call, Duration::MAX))
+    }
+
+    fn run(
+        &self,
+        slot: &mut PooledConn<Connection>,
+        request: Request<'_>,
+        call: Call<'_>,
+        longest: Duration,
+    ) -> Result<HttpReply, Failure> {
+        let connect = |left| self.connector.connect(left);
+        slot.run(&*self.clock, call.deadline, connect, |connection, left| {
+            connection.call(request, left.min(longest), call.cancel)
+        })
+    }
+
+    /// Returns the time until a deadline.
+    pub(crate) fn left(&self, deadline: HostInstant) -> Duration {
+        deadline.saturating_since(self.clock.now())
+    }
+}
+
+/// Returns a path with its query, and the datacenter in it.
+pub(crate) fn with_query(path: &str, query: &[&str], datacenter: Option<&str>) -> String {
+    let query: Vec<_> = query.iter().copied().chain(datacenter).collect();
+    match query.is_empty() {
+        true => path.to_owned(),
+        false => format!("{path}?{}", query.join("&")),
+    }
+}
