@@ -14,6 +14,10 @@
 //! - **No clock of a host ends another process's lease.** By its own clock, a process only removes its own leases, and first
 //!   waiters that do not take a free name.
 
+// The store of the tests names this crate.
+#[cfg(test)]
+extern crate self as lockkeeper_register;
+
 mod admin;
 mod decide;
 mod entry;
@@ -21,6 +25,10 @@ mod exchange;
 mod expiry;
 mod key;
 mod lease;
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub)]
+#[path = "../tests/map_store/mod.rs"]
+mod map_store;
 mod provider;
 mod register;
 mod round;

@@ -183,3 +183,62 @@ impl<S: RegisterStore> Register<S> {
         Ok(matches!(&*written, [Some(_)]))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crossbeam_utils::sync::Parker;
+    use lockkeeper_core::{Mode, SystemClock};
+
+    use super::*;
+    use crate::entry::Waiter;
+    use crate::map_store::{Faults, Map, MapStore};
+
+    #[test]
+    fn what_dead_processes_left_is_removed_below_the_floor() {
+        let map = Arc::new(Map::new(false, Faults::default()));
+        let unparker = Parker::new().unparker().clone();
+        let clock = Arc::new(SystemClock);
+        let register = Register::new(MapStore::new(&map, "n"), clock, unparker);
+        let call = register.background_call();
+        let session = register.store.open_session(KEPT, call).unwrap();
+        let young = register.least_epoch();
+        let entries = [
+            ("lock/dead", 5, Some("dead")),
+            ("permits/free", 7, None),
+            ("lock/live", 9, Some(session.as_str())),
+            ("lock/young", young, None),
+            ("namespace/other", 3, None),
+        ];
+        for (key, last, session) in entries {
+            let key = Key::read(key);
+            let mut contents = Contents::free(&key, last);
+            contents.queue.extend(session.map(|session| Waiter {
+                owner: "1-1".to_owned(),
+                mode: Mode::Exclusive,
+                session: session.to_owned(),
+            }));
+            let write = Write {
+                key: &key,
+                seen: None,
+                session: None,
+                also: None,
+                value: Some(&contents.text()),
+            };
+            register.store.write(&[write], call).unwrap();
+        }
+        register.remove_abandoned(call).unwrap();
+        let left = register.store.list(call).unwrap();
+        let left = left.iter().map(|it| Contents::read(&it.value).unwrap());
+        let mut left: Vec<_> = left.map(|it| (it.key, it.last)).collect();
+        left.sort();
+        let expected = [
+            ("lock/live", 9),
+            ("lock/young", young),
+            ("namespace/floor", 7),
+            ("namespace/other", 3),
+        ];
+        assert_eq!(left, expected.map(|(key, last)| (key.to_owned(), last)));
+    }
+}

@@ -64,7 +64,8 @@ impl<S: RegisterStore> Register<S> {
                     self.pause_at(&key, position, &mut poll, request, deadline);
                 }
                 Ok(_) => return Err(unexpected()),
-                Err(_) if request.is_cancelled() => is_queued = true,
+                // The cancel may have cut a write short.
+                Err(_) if request.is_cancelled() => (is_queued, in_doubt) = (true, true),
                 Err(error) => {
                     has_failed = true;
                     in_doubt |= error.kind() == ErrorKind::Unknown;

@@ -1,6 +1,6 @@
 //! The suite on a store in the memory of this process, with notification and without.
 
-#![allow(clippy::expect_used, unreachable_pub)]
+#![allow(clippy::expect_used, dead_code, unreachable_pub)]
 
 mod map_store;
 

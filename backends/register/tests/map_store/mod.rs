@@ -27,6 +27,7 @@ struct State {
     last: u64,
     faults: Faults,
     late: Vec<LateWrite>,
+    calls: usize,
 }
 
 /// A write that arrives later.
@@ -66,6 +67,11 @@ impl Map {
 
     pub fn set(&self, change: impl FnOnce(&mut Faults)) {
         change(&mut self.lock().faults);
+    }
+
+    /// Returns how many calls have reached the store.
+    pub fn calls(&self) -> usize {
+        self.lock().calls
     }
 
     pub fn wipe(&self) {
@@ -157,10 +163,12 @@ impl MapStore {
             }
             thread::sleep(Duration::from_millis(2));
         }
-        match is_cut_off {
-            true => Err(Error::unreachable("the store is cut off")),
-            false => Ok(self.map.lock()),
+        if is_cut_off {
+            return Err(Error::unreachable("the store is cut off"));
         }
+        let mut state = self.map.lock();
+        state.calls += 1;
+        Ok(state)
     }
 
     fn full(&self, key: &Key) -> (String, Key) {
