@@ -4,117 +4,28 @@
 //! in the next round. After an unknown write the caller asks again, and that begins with a read: the entry shows by the
 //! owner what the write did.
 
-use std::collections::BTreeSet;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{CancelToken, Error, ErrorKind, Grant, Renewal};
+use lockkeeper_core::{AcquireRequest, CancelToken, Error, Owner, process_label};
+use lockkeeper_remote::host_name;
 
-use crate::decide::Attempt;
+use crate::decide::{Attempt, Kind};
+use crate::entry::Lease;
 use crate::key::Key;
-use crate::lease::RegisterLease;
 use crate::register::Register;
 use crate::round::Round;
-use crate::store::{Call, RegisterStore, SessionId, Version};
+use crate::store::{Call, RegisterStore};
+use crate::task::{Answered, Answers, LOCKED_AFTER, Others, RoundEnd, Task, Verb, unexpected};
 
 /// The longest pause after a write that found another version.
 const MAX_PAUSE: Duration = Duration::from_millis(16);
 
-/// After so many conflicts, a transaction of an application may have locked the entry, for as long as it likes.
-pub(crate) const LOCKED_AFTER: u32 = 6;
-
-/// A request about one entry.
-#[derive(Debug)]
-pub(crate) struct Task<'a> {
-    pub(crate) key: &'a Key,
-    pub(crate) owner: &'a str,
-    pub(crate) verb: Verb<'a>,
-}
-
-#[derive(Debug)]
-pub(crate) enum Verb<'a> {
-    /// Acquires the name. Each round sets the sessions of the lease and of the place, and the least epoch.
-    Attempt {
-        attempt: Attempt<'a>,
-        ttl: Duration,
-        /// The ttl of its place in the queue.
-        place_ttl: Duration,
-    },
-    /// Keeps the session of a lease, and looks for the lease.
-    Renew {
-        lease: &'a RegisterLease,
-        /// How long the lease lives from now on.
-        ttl: Duration,
-    },
-    /// Moves the lease to a session of its own.
-    Move {
-        lease: &'a RegisterLease,
-        session: SessionId,
-    },
-    /// Removes the lease and the place of the owner.
-    Remove {
-        /// The epoch of the lease. `None` is any.
-        epoch: Option<u64>,
-        /// The version in which the lease was alone, and the last one that was granted.
-        alone_at: Option<Version>,
-        /// Whether the entry gets another version in any case, so that writes of the owner that are still under way fail.
-        settles: bool,
-        /// The version that was to be replaced for that.
-        settling: Option<Version>,
-    },
-}
-
-/// The answer to a task.
-#[derive(Debug)]
-pub(crate) enum Answered {
-    Granted(Grant<RegisterLease>),
-    /// Another holder has the name, or an earlier request waits.
-    Waits(Position),
-    /// There is no lease to resume.
-    Gone,
-    /// Whether the lease is there, and in which version it was alone.
-    Renewed(Renewal, Option<Version>),
-    /// Whether there was something to remove.
-    Removed(bool),
-}
-
-/// What a request waits for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Position {
-    /// The number of earlier waiters.
-    pub(crate) ahead: usize,
-    /// The version of the entry.
-    pub(crate) version: Option<Version>,
-}
-
-/// The sessions of other holders and waiters. A read finds which of them have ended.
-pub(crate) type Others = BTreeSet<SessionId>;
-
-/// What came of a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RoundEnd {
-    /// All entries had the versions that were read. Tasks without an answer need another read.
-    Written,
-    /// An entry had another version.
-    Conflict,
-    /// The same, and a holder or a waiter in the queue is concerned.
-    UrgentConflict,
-}
-
-/// The answers to tasks, as far as there are any.
-pub(crate) type Answers = Vec<Option<Result<Answered, Error>>>;
-
-impl Verb<'_> {
-    /// Removes a lease that was granted, or in doubt what a request has written.
-    pub(crate) fn remove(epoch: Option<u64>, settles: bool) -> Self {
-        Verb::Remove {
-            epoch,
-            alone_at: None,
-            settles,
-            settling: None,
-        }
-    }
-}
+/// How long a place in a queue lives if its process is dead. Until then it holds back who could be granted the name beside
+/// the present holders.
+const PLACE_TTL: Duration = Duration::from_secs(5);
+/// How many letters of the name of a host and of the label of a process an entry keeps.
+const LETTERS: usize = 40;
 
 impl<S: RegisterStore> Register<S> {
     /// Carries out all tasks, and answers them in the same order. `others` are the sessions that are known from an earlier
@@ -161,6 +72,67 @@ impl<S: RegisterStore> Register<S> {
         answers
     }
 
+    /// Returns the task of a request.
+    pub(crate) fn task<'a>(
+        &self,
+        key: &'a Key,
+        owner: &'a str,
+        request: &AcquireRequest<'_>,
+    ) -> Task<'a> {
+        let Owner { pid, since, .. } = request.owner();
+        let since = since.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let start = |text: &str| text.chars().take(LETTERS).collect::<String>();
+        let lease = Lease {
+            owner: owner.to_owned(),
+            epoch: 0,
+            mode: request.mode(),
+            slot: 0,
+            session: String::new(),
+            host: start(host_name()),
+            pid,
+            label: start(process_label().unwrap_or_default()),
+            since: u64::try_from(since.as_millis()).unwrap_or_default(),
+        };
+        let attempt = Attempt {
+            key,
+            lease,
+            kind: match request.deadline() {
+                _ if request.is_resume() => Kind::Resumes,
+                Some(_) => Kind::Queues,
+                None => Kind::Tries,
+            },
+            place: String::new(),
+            least_epoch: 0,
+        };
+        let ttl = request.ttl();
+        let place_ttl = PLACE_TTL.max(self.store.capabilities().min_ttl()).min(ttl);
+        Task {
+            key,
+            owner,
+            verb: Verb::Attempt {
+                attempt,
+                ttl,
+                place_ttl,
+            },
+        }
+    }
+
+    /// Carries out [`Verb::Remove`], and returns whether there was something to remove.
+    pub(crate) fn remove(
+        &self,
+        key: &Key,
+        owner: &str,
+        (epoch, settles): (Option<u64>, bool),
+        call: Call<'_>,
+    ) -> Result<bool, Error> {
+        let verb = Verb::remove(epoch, settles);
+        let task = Task { key, owner, verb };
+        match self.carry_out_one(task, &mut Others::new(), call)? {
+            Answered::Removed(done) => Ok(done),
+            _ => Err(unexpected()),
+        }
+    }
+
     /// Carries out one task.
     pub(crate) fn carry_out_one(
         &self,
@@ -185,11 +157,4 @@ fn no_end(conflicts: u32) -> Error {
             "other programs changed the lock's entry each time before this one could, or a transaction has locked it; try again",
         ),
     }
-}
-
-pub(crate) fn unexpected() -> Error {
-    Error::new(
-        ErrorKind::Incompatible,
-        "the store gave another number of answers than it was asked; its backend has a defect",
-    )
 }

@@ -20,9 +20,11 @@ extern crate self as lockkeeper_register;
 
 mod admin;
 mod decide;
+mod ends;
 mod entry;
 mod exchange;
 mod expiry;
+mod free_names;
 mod key;
 mod lease;
 #[cfg(test)]
@@ -36,6 +38,7 @@ mod sessions;
 mod store;
 mod sweep;
 pub mod table;
+mod task;
 mod wait;
 mod watch;
 

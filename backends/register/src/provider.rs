@@ -12,12 +12,11 @@ use lockkeeper_core::{
 };
 
 use crate::entry::MAX_LEASES;
-use crate::exchange::{Answered, Others, Task, Verb, unexpected};
-use crate::expiry::Expiry;
 use crate::key::Key;
 use crate::lease::RegisterLease;
 use crate::register::Register;
 use crate::store::{Call, RegisterStore};
+use crate::task::{Answered, Others, Task, Verb, unexpected};
 use crate::watch;
 
 /// Grants locks in a store that reads entries, and writes them under a condition.
@@ -47,7 +46,7 @@ impl<S: RegisterStore> RegisterProvider<S> {
         let parker = Parker::new();
         let register = Register::new(store, clock, parker.unparker().clone());
         let register = Arc::new(register);
-        Expiry::start(&register)?;
+        register.start()?;
         watch::start(&register, parker)?;
         Ok(Self { register })
     }
@@ -145,7 +144,7 @@ impl<S: RegisterStore> Backend for RegisterProvider<S> {
         if register.remove(&key, &owner, (None, true), call).is_err() {
             // What is written late is removed when its lease would end.
             let ends = request.now() + request.ttl();
-            register.expiry.enter(&key, &owner, None, ends);
+            register.ends.enter(&key, &owner, None, ends);
         }
     }
 
@@ -226,7 +225,7 @@ impl<S: RegisterStore> Backend for RegisterProvider<S> {
             verb: Verb::Move { lease, session },
         };
         let moved = register.carry_out_one(task, &mut Others::new(), call)?;
-        register.expiry.remove(&lease.owner, lease.epoch);
+        register.ends.remove(&lease.owner, lease.epoch);
         match moved {
             Answered::Renewed(Renewal::Renewed, _) => {
                 let id = LeaseId::parse(&lease.owner);
@@ -268,7 +267,7 @@ impl<S: RegisterStore> RegisterProvider<S> {
             }
             (Operation::Release(it), Ok(Answered::Removed(done))) => {
                 let RegisterLease { owner, epoch, .. } = &*it.lease;
-                self.register.expiry.remove(owner, *epoch);
+                self.register.ends.remove(owner, *epoch);
                 it.answer = Some(Ok(match done {
                     true => Released::Done,
                     false => Released::AlreadyLost,

@@ -8,14 +8,14 @@ use lockkeeper_core::{Error, ErrorKind, Grant, HostInstant, Renewal, limit_misma
 
 use crate::decide::{self, Answer, Attempt, Kind};
 use crate::entry::Contents;
-use crate::exchange::{
-    Answered, Answers, LOCKED_AFTER, Others, Position, RoundEnd, Task, Verb, unexpected,
-};
 use crate::key::Key;
 use crate::lease::RegisterLease;
 use crate::register::Register;
 use crate::sessions::Session;
 use crate::store::{Call, Read, RegisterStore, SessionId, Version, View, Write};
+use crate::task::{
+    Answered, Answers, LOCKED_AFTER, Others, Position, RoundEnd, Task, Verb, unexpected,
+};
 
 pub(crate) struct Round<'r, S: RegisterStore> {
     register: &'r Register<S>,
@@ -270,11 +270,11 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                 self.attempt(index, attempt, session, change)
             }
             Verb::Renew { lease, ttl } => {
-                let expiry = &self.register.expiry;
+                let ends = &self.register.ends;
                 let found = change.found.as_ref();
                 let is_held = found.is_some_and(|it| it.has(task.owner, lease.epoch))
                     && !self.view.ended.contains(&lease.session)
-                    && expiry.renew(lease, self.asked_at, *ttl);
+                    && ends.renew(lease, self.asked_at, *ttl);
                 Some(Ok(match is_held {
                     true => {
                         let seen = found.zip(change.seen);
@@ -513,7 +513,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                     register.watch.unpark();
                 }
                 register
-                    .expiry
+                    .ends
                     .enter(key, &owner, Some((epoch, &session.id)), ends);
                 let alone_at = contents.zip(version);
                 let alone_at = alone_at.and_then(|(it, version)| it.alone_at(&owner, version));

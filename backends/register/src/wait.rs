@@ -9,11 +9,11 @@ use crossbeam_utils::sync::Parker;
 use lockkeeper_core::{AcquireRequest, CancelToken, Error, ErrorKind, Grant, HostInstant};
 use lockkeeper_remote::LAST_ATTEMPT;
 
-use crate::exchange::{Answered, Others, Position, unexpected};
 use crate::key::Key;
 use crate::lease::RegisterLease;
 use crate::register::Register;
 use crate::store::{Call, RegisterStore, Version};
+use crate::task::{Answered, Others, Position, unexpected};
 
 /// How many waiters of a name wait for a notification. The others poll, so that a change does not wake all of them.
 const NOTIFIED: usize = 4;
@@ -76,7 +76,7 @@ impl<S: RegisterStore> Register<S> {
                         continue;
                     }
                     if may_be_queued {
-                        self.expiry.enter(&key, &owner, None, request.now());
+                        self.ends.enter(&key, &owner, None, request.now());
                     }
                     return Err(error);
                 }
@@ -91,7 +91,7 @@ impl<S: RegisterStore> Register<S> {
             cancel: None,
         };
         if self.remove(key, owner, (None, in_doubt), call).is_err() {
-            self.expiry.enter(key, owner, None, self.now());
+            self.ends.enter(key, owner, None, self.now());
         }
     }
 
