@@ -29,6 +29,9 @@ mod table_cases;
 fn main() -> std::process::ExitCode {
     use lockkeeper_testkit::suite;
 
+    if let Some(exit_code) = pooler::child() {
+        return exit_code;
+    }
     let cases = [
         opening::CASES,
         crashes::CASES,

@@ -1,7 +1,9 @@
 //! PgBouncer: a pool that keeps a session for each connection is good, and any other breaks locks.
 
+use std::env;
 use std::fs;
 use std::net::TcpStream;
+use std::process::{Command, ExitCode};
 use std::thread;
 
 use libtest_mimic::Trial;
@@ -16,7 +18,7 @@ use crate::store::{holder, open, options, start_own, trial, try_open};
 const KIND: PostgresKind = PostgresKind::Postgres15;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases: [(_, fn()); 6] = [
+    let cases: [(_, fn()); 7] = [
         (
             "pgbouncer::other_modes_are_refused",
             other_modes_are_refused,
@@ -34,6 +36,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             starting_server_behind_fresh_pool_is_an_outage,
         ),
         ("pgbouncer::proof_fits_every_mode", proof_fits_every_mode),
+        (
+            "pgbouncer::table_excludes_processes_in_every_mode",
+            table_excludes_processes_in_every_mode,
+        ),
         (
             "pgbouncer::wrong_settings_open_no_fallback",
             wrong_settings_open_no_fallback,
@@ -142,6 +148,57 @@ fn proof_fits_every_mode() {
         server.execute(&end).unwrap();
         assert_eq!(held(), "0", "{mode:?}");
     }
+}
+
+/// The variable by which a process of a case is given the URL of its locks and data.
+const URL: &str = "LOCKKEEPER_TEST_TABLE";
+const PROCESSES: i64 = 16;
+const LOCKS: i64 = 8;
+
+/// Each process adds to a number that it reads before. A lost update would show, and a token that does not grow.
+fn table_excludes_processes_in_every_mode() {
+    let server = start_own(KIND);
+    let mut data = PlainClient::connect(&options(server.addr())).unwrap();
+    let mut run = |sql: &str| data.run(sql, WAIT_LIMIT).unwrap();
+    run("CREATE TABLE counter (count int8, token int8)");
+    for mode in [PoolMode::Transaction, PoolMode::Statement] {
+        for start in [PgBouncer::start, PgBouncer::start_with_one_session] {
+            let pool = start(&server, mode).unwrap();
+            let url = format!("{}?locks=table&wait=60s", server.url_via(pool.addr()));
+            run("TRUNCATE counter; INSERT INTO counter VALUES (0, 0)");
+            let mut processes = Vec::from_iter((0..PROCESSES).map(|_| {
+                let mut command = Command::new(env::current_exe().unwrap());
+                command.env(URL, with_timeouts(&url)).spawn().unwrap()
+            }));
+            for process in &mut processes {
+                assert!(process.wait().unwrap().success(), "{mode:?}");
+            }
+            let rows = run("SELECT count FROM counter").rows;
+            let count = (PROCESSES * LOCKS).to_string();
+            assert_eq!(rows, [[Some(count)]], "{mode:?}");
+        }
+    }
+}
+
+/// Runs this program as a process of [`table_excludes_processes_in_every_mode`], if it was started as one.
+pub(crate) fn child() -> Option<ExitCode> {
+    let url = env::var(URL).ok()?;
+    let keeper = try_open(&url).unwrap();
+    let address = url.split(['@', '/']).nth(3).unwrap().parse().unwrap();
+    let mut data = PlainClient::connect(&options(address)).unwrap();
+    for _ in 0..LOCKS {
+        let guard = keeper.lock("counter").unwrap();
+        let rows = data
+            .run("SELECT count FROM counter", WAIT_LIMIT)
+            .unwrap()
+            .rows;
+        let count: i64 = rows[0][0].as_ref().unwrap().parse().unwrap();
+        let (next, token) = (count + 1, guard.token().as_i64());
+        let set =
+            format!("UPDATE counter SET count = {next}, token = {token} WHERE token < {token}");
+        assert_eq!(data.run(&set, WAIT_LIMIT).unwrap().count, 1);
+    }
+    Some(ExitCode::SUCCESS)
 }
 
 fn wrong_settings_open_no_fallback() {
