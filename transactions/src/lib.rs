@@ -46,8 +46,9 @@
 //! other case the last step renews the guard in its store
 //! ([`LockGuard::renew`](lockkeeper_core::LockGuard::renew)).
 //!
-//! Between the proof and the commit, the process can be stopped for longer than the lease lasts. To be safe from
-//! that, too, write the guard's token beside the data, and refuse smaller tokens. The page
+//! If the locks are in a table of the data's database (`locks=table`), the proof locks the lock's row until the commit.
+//! Nobody is granted the name before that. On other stores, the process can be stopped between the proof and the commit
+//! for longer than the lease lasts. To be safe from that, too, write the guard's token beside the data, and refuse smaller tokens. The page
 //! `docs/fencing-and-commit-proofs.md` says how.
 //!
 //! # A lock of the transaction itself

@@ -177,6 +177,11 @@ impl<C: TableConnection> TableStore<C> {
         call: Call<'_>,
         mut work: impl FnMut(&mut C, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
+        let is_cancelled = || call.cancel.is_some_and(CancelToken::is_cancelled);
+        if is_cancelled() {
+            let error = Error::not_sent("the call was cancelled before it was sent");
+            return Err(Failure::NotSent(error));
+        }
         let longest = self.options.response_timeout;
         let left = call.deadline.saturating_since(self.clock.now());
         let mut slot = self.pool.checkout(left.min(longest)).ok_or_else(|| {
@@ -190,7 +195,7 @@ impl<C: TableConnection> TableStore<C> {
             let result = work(connection, limit.min(longest));
             drop(closer);
             // The connection may be closed at any moment.
-            match call.cancel.is_some_and(CancelToken::is_cancelled) {
+            match is_cancelled() {
                 true => Err(unknown("the call was cancelled before a reply came")),
                 false => result,
             }

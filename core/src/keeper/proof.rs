@@ -27,7 +27,8 @@ use crate::keeper::guard::LockGuard;
 /// ```
 ///
 /// The lock can still be lost between this statement and the commit. If that must not matter, also
-/// write [`LockGuard::token`] beside the data.
+/// write [`LockGuard::token`] beside the data. On tables of SQL servers (`locks=table`) nobody is granted the name before
+/// the transaction has ended: there the statement locks the lock's row until then.
 ///
 /// # The connection that it fits
 /// The proof fits any connection to the server that granted the lock, whatever its user and database.
@@ -37,7 +38,7 @@ use crate::keeper::guard::LockGuard;
 ///
 /// # Stores without a proof
 /// MySQL, MariaDB and PostgreSQL have a proof: `IS_USED_LOCK` and `pg_locks` show the present, whatever the
-/// transaction sees. Leases that are rows, as on SQLite, cannot be proved by SQL. A transaction sees the rows as
+/// transaction sees. A table of theirs has one that locks its row. Leases that are rows of SQLite cannot be proved by SQL. A transaction sees the rows as
 /// they were when it first read, so the statement would return 1 after the loss. This works on every store, also if
 /// data and locks are on different servers:
 ///
