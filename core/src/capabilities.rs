@@ -65,7 +65,9 @@ impl Capability {
             Capability::Shared => {
                 "use a store that has it: memory, SQLite, Redis, PostgreSQL, etcd, or a table of MySQL (locks=table)"
             }
-            Capability::Permits => "use a store that has it: memory, SQLite, Redis, etcd, or a table of PostgreSQL or MySQL (locks=table)",
+            Capability::Permits => {
+                "use a store that has it: memory, SQLite, Redis, etcd, or a table of PostgreSQL or MySQL (locks=table)"
+            }
             Capability::Tickets => "use a store that has it: SQLite, Redis or etcd",
             _ => "use another store",
         }

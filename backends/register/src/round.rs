@@ -179,16 +179,19 @@ impl<'r, S: RegisterStore> Round<'r, S> {
             keys: &keys,
             check: &check,
         };
-        let is_lost = |view: &Result<View, Error>| match view {
-            Err(error) => error.kind() == ErrorKind::Unknown,
-            Ok(_) => false,
-        };
-        let mut view = self.register.store.read(&read, self.call);
-        if is_lost(&view) && self.register.now() < self.call.deadline {
+        let (register, call) = (self.register, self.call);
+        let view = register.store.read(&read, call);
+        self.view = view.or_else(|error| match error.kind() {
             // A renewal survives one lost message.
-            view = self.register.store.read(&read, self.call);
-        }
-        self.view = view?;
+            ErrorKind::Unknown if register.now() < call.deadline => register
+                .store
+                .read(&read, call)
+                .map_err(|again| match again.kind() {
+                    ErrorKind::Unavailable => error,
+                    _ => again,
+                }),
+            _ => Err(error),
+        })?;
         self.register
             .sessions
             .note(&keep, &self.view, self.asked_at);

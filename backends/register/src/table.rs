@@ -47,7 +47,7 @@ pub trait TableConnection: Connection + Send + 'static {
     /// one transaction. `None` if the server undid them, since they were in conflict with others.
     ///
     /// # Errors
-    /// [`Failure::Closed`] if the connection has ended; the statements may have been carried out even so.
+    /// The statements may have been carried out, unless it is [`Failure::Refused`] or [`Failure::NotSent`].
     fn run(
         &mut self,
         statements: &[String],
@@ -197,7 +197,13 @@ impl<C: TableConnection> TableStore<C> {
             // The connection may be closed at any moment.
             match is_cancelled() {
                 true => Err(unknown("the call was cancelled before a reply came")),
-                false => result,
+                // The server may have carried the statements out before it closed the connection.
+                false => result.map_err(|failure| match failure {
+                    Failure::Closed(error) => {
+                        Failure::Unanswered(self.server.cut().with_source(error))
+                    }
+                    failure => failure,
+                }),
             }
         })
     }
@@ -353,15 +359,7 @@ impl<C: TableConnection> RegisterStore for TableStore<C> {
         let statements: Vec<_> = order.iter().map(statement).collect();
         let replies = self.call(call, |connection, limit| {
             self.counts.add_commands(1);
-            connection
-                .run(&statements, statements.len() > 1, limit)
-                .map_err(|failure| match failure {
-                    // The server may have carried them out before.
-                    Failure::Closed(error) => {
-                        Failure::Unanswered(self.server.cut().with_source(error))
-                    }
-                    failure => failure,
-                })
+            connection.run(&statements, statements.len() > 1, limit)
         });
         let mut written = vec![None; writes.len()];
         let replies = replies.map_err(Failure::into_error)?.unwrap_or_default();

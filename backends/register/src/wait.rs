@@ -78,7 +78,11 @@ impl<S: RegisterStore> Register<S> {
                     if may_be_queued {
                         self.ends.enter(&key, &owner, None, request.now());
                     }
-                    return Err(error);
+                    // An earlier write may have been granted the name.
+                    return Err(match (in_doubt, error.kind()) {
+                        (true, ErrorKind::Unavailable) => error.with_kind(ErrorKind::Unknown),
+                        _ => error,
+                    });
                 }
             }
         }
