@@ -503,3 +503,8 @@ struct SchedulesDoctests;
 ))]
 #[doc = include_str!("../docs/own-connections.md")]
 struct OwnConnectionsDoctests;
+
+/// Compiles the code of `docs/coming-from.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/coming-from.md")]
+struct ComingFromDoctests;

@@ -23,6 +23,7 @@ mod process;
 mod quorum;
 mod raw;
 mod row;
+mod row_lock;
 mod scale;
 mod store;
 mod threads;
@@ -46,7 +47,7 @@ const ALL: &[Kind] = &[
 const SHARED: &[Kind] = &[Sqlite, Redis, MariaDb, MySql, Postgres, Etcd, Consul];
 const SERVERS: &[Kind] = &[Redis, MariaDb, MySql, Postgres, Etcd, Consul];
 
-const GROUPS: [Group; 15] = [
+const GROUPS: [Group; 16] = [
     ("free in-process", &[Memory], free::in_process),
     ("free", SHARED, free::rows),
     ("free quorum of", &[Redis], quorum::rows),
@@ -57,6 +58,7 @@ const GROUPS: [Group; 15] = [
     ("contended threads", ALL, contended::threads),
     ("contended processes", SHARED, contended::processes),
     ("pairs", &[MariaDb, MySql, Postgres], pairs::rows),
+    ("row lock", &[MariaDb, MySql, Postgres], row_lock::rows),
     ("waiting", ALL, waiting::rows),
     ("scale held", &[Redis], held::rows),
     ("scale keepers", &[Redis], keepers::rows),

@@ -74,6 +74,12 @@ impl RawPostgres {
         self.exchange()
     }
 
+    /// Runs a statement that has no values.
+    pub(crate) fn query(&mut self, sql: &str) -> Done {
+        frontend::query(sql, &mut self.out)?;
+        self.exchange().map(drop)
+    }
+
     fn exchange(&mut self) -> Done<usize> {
         self.socket.write_all(&self.out)?;
         self.out.clear();
