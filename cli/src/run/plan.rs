@@ -81,26 +81,29 @@ impl Plan {
         let is_renewed = self.policy.is_renewed();
         let margin = margin_of(ttl);
         let needed = margin.saturating_add(kill_after);
-        let (option, room, part) = match is_renewed {
-            true => ("--ttl", ttl / 2, "more than half of"),
-            false => ("--lease", ttl, "all of"),
+        let (option, most, part) = match is_renewed {
+            true => ("--ttl", renewed_most(ttl, margin), "more than half of"),
+            false => ("--lease", ttl.saturating_sub(margin), "all of"),
         };
-        if needed < room || is_renewed && needed == room {
+        if kill_after < most || is_renewed && kill_after == most {
             return Ok(());
         }
-        let share = if is_renewed { 2 } else { 1 };
         // The margin grows with the ttl, up to a limit of its own, so the least ttl is approached.
-        let least = (0..64).fold(ttl, |least, _| {
-            let needed = margin_of(least).saturating_add(kill_after);
-            needed.saturating_mul(share)
-        });
+        let approached = |next: fn(Duration, Duration) -> Duration| {
+            (0..64).fold(ttl, |least, _| next(margin_of(least), kill_after))
+        };
+        let least = match is_renewed {
+            true => approached(|margin, end| margin.saturating_add(end).saturating_mul(2)).min(
+                approached(|margin, end| margin.saturating_add(end.saturating_mul(4))),
+            ),
+            false => approached(Duration::saturating_add),
+        };
         // In whole seconds; a lease must be longer than that.
         let least = match is_renewed {
             true => least.as_millis().div_ceil(1_000),
             false => least.as_millis() / 1_000 + 1,
         };
         let least = Duration::from_secs(least.try_into().unwrap_or(u64::MAX));
-        let most = room.saturating_sub(margin);
         let shown = format_millis(most);
         let instead = match is_renewed {
             _ if most.as_millis() == 0 => String::new(),
@@ -194,7 +197,14 @@ impl Plan {
 /// Returns the default of --kill-after. With the margin it takes at most half of the ttl. The other half is left for
 /// renewals, or for the command of a lease that is not renewed.
 fn default_kill_after(policy: LeasePolicy, margin: Duration) -> Duration {
-    (policy.ttl() / 2).saturating_sub(margin).min(MAX_DEFAULT)
+    renewed_most(policy.ttl(), margin).min(MAX_DEFAULT)
+}
+
+/// Returns the largest --kill-after beside renewals. With the margin it takes at most half of the ttl. On a store whose
+/// margin takes that half alone, it is a quarter of the time for which the lock is held without a renewal.
+fn renewed_most(ttl: Duration, margin: Duration) -> Duration {
+    let beside = (ttl / 2).saturating_sub(margin);
+    beside.max(ttl.saturating_sub(margin) / 4)
 }
 
 /// Formats a duration to the millisecond, as a user would type it.
@@ -226,6 +236,21 @@ mod tests {
             kill_after,
             max_hold: None,
         }
+    }
+
+    #[test]
+    fn margin_of_half_the_ttl_leaves_time_for_the_end_of_the_command() {
+        let half = |ttl: Duration| ttl / 2;
+        let policy = LeasePolicy::Renewed { ttl: 20 * SECOND };
+        let end = default_kill_after(policy, half(policy.ttl()));
+        assert_eq!(end, SECOND * 5 / 2);
+        assert_eq!(plan(policy, end).check(&half), Ok(()));
+        let error = plan(policy, 5 * SECOND).check(&half).unwrap_err();
+        for part in ["use --ttl 40s or more", "--kill-after 2s 500ms or less"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let policy = LeasePolicy::Renewed { ttl: 40 * SECOND };
+        assert_eq!(plan(policy, 5 * SECOND).check(&half), Ok(()));
     }
 
     /// Returns the margin of the engine.
