@@ -7,8 +7,8 @@ use std::time::Duration;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, AttemptRequest, Backend, Capabilities, Capability, Clock, Error, Grant,
-    HostInstant, LeaseId, LeaseVerifier, Operation, ReleaseDispatch, ReleaseRequest, Released,
-    RenewRequest, Renewal, SentRelease, StoreInfo, StoreUrl, SystemClock, Usage,
+    HostInstant, LeaseId, LeaseVerifier, Operation, ReleaseDispatch, SentRelease, StoreInfo,
+    StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::{Failure, senseless};
 
@@ -142,19 +142,6 @@ impl Backend for EtcdProvider {
     /// alive.
     fn abandon(&self, request: &AcquireRequest<'_>) {
         let _ = self.store.forget(request, request.end());
-    }
-
-    fn renew(
-        &self,
-        lease: &mut EtcdLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        RenewRequest::new(lease, ttl, deadline).alone(|one| batch(&self.store, one))
-    }
-
-    fn release(&self, lease: &mut EtcdLease, deadline: HostInstant) -> Result<Released, Error> {
-        ReleaseRequest::new(lease, deadline).alone(|one| batch(&self.store, one))
     }
 
     /// Binds the key to a lease of its own.

@@ -320,16 +320,6 @@ impl Backend for QuorumProvider {
         Acquisition::new(&self.quorum, request).run()
     }
 
-    fn renew(
-        &self,
-        lease: &mut QuorumLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        let asked = self.quorum.ask_renewal(&lease.hold, ttl, deadline);
-        asked.and_then(|asked| self.quorum.renewed(&asked))
-    }
-
     /// Asks for all renewals before it waits for the first answer.
     fn batch(&self, operations: &mut [Operation<'_, QuorumLease>]) {
         let quorum = &self.quorum;

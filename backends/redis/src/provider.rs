@@ -7,8 +7,8 @@ use std::time::Duration;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseId, LeaseVerifier, Operation, ReleaseDispatch, ReleaseRequest, Released, RenewRequest,
-    Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
+    LeaseId, LeaseVerifier, Operation, ReleaseDispatch, Renewal, StoreInfo, StoreUrl, SystemClock,
+    Usage,
 };
 use lockkeeper_remote::{Endpoint, senseless};
 
@@ -170,19 +170,6 @@ impl Backend for RedisProvider {
 
     fn abandon(&self, request: &AcquireRequest<'_>) {
         self.locks.abandon(request);
-    }
-
-    fn renew(
-        &self,
-        lease: &mut RedisLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        RenewRequest::new(lease, ttl, deadline).alone(|batch| self.locks.batch(batch))
-    }
-
-    fn release(&self, lease: &mut RedisLease, deadline: HostInstant) -> Result<Released, Error> {
-        ReleaseRequest::new(lease, deadline).alone(|batch| self.locks.batch(batch))
     }
 
     /// Renews the lease, which does not depend on the process that has it.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crossbeam_utils::sync::Parker;
 use lockkeeper_core::{
     AcquireRequest, Admin, AttemptRequest, Backend, Capabilities, Capability, Clock, Error, Grant,
-    HostInstant, LeaseId, LeaseVerifier, LockName, Operation, Proof, ReleaseRequest, Released,
-    RenewRequest, Renewal, StoreInfo, TransactionLockSql, Usage,
+    HostInstant, LeaseId, LeaseVerifier, LockName, Operation, Proof, Released, Renewal, StoreInfo,
+    TransactionLockSql, Usage,
 };
 
 use crate::entry::MAX_LEASES;
@@ -146,19 +146,6 @@ impl<S: RegisterStore> Backend for RegisterProvider<S> {
             let ends = request.now() + request.ttl();
             register.ends.enter(&key, &owner, None, ends);
         }
-    }
-
-    fn renew(
-        &self,
-        lease: &mut RegisterLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        RenewRequest::new(lease, ttl, deadline).alone(|one| self.batch(one))
-    }
-
-    fn release(&self, lease: &mut RegisterLease, deadline: HostInstant) -> Result<Released, Error> {
-        ReleaseRequest::new(lease, deadline).alone(|one| self.batch(one))
     }
 
     fn batch(&self, batch: &mut [Operation<'_, RegisterLease>]) {

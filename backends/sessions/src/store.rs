@@ -177,25 +177,6 @@ macro_rules! session_verbs {
             self.0.locks.acquire(request)
         }
 
-        fn renew(
-            &self,
-            lease: &mut Self::Lease,
-            ttl: ::std::time::Duration,
-            deadline: ::lockkeeper_core::HostInstant,
-        ) -> Result<::lockkeeper_core::Renewal, ::lockkeeper_core::Error> {
-            let renewal = ::lockkeeper_core::RenewRequest::new(lease, ttl, deadline);
-            renewal.alone(|one| self.0.locks.batch(one))
-        }
-
-        fn release(
-            &self,
-            lease: &mut Self::Lease,
-            deadline: ::lockkeeper_core::HostInstant,
-        ) -> Result<::lockkeeper_core::Released, ::lockkeeper_core::Error> {
-            let release = ::lockkeeper_core::ReleaseRequest::new(lease, deadline);
-            release.alone(|one| self.0.locks.batch(one))
-        }
-
         fn send_release(&self, lease: &mut Self::Lease) -> ::lockkeeper_core::ReleaseDispatch {
             self.0.locks.send_release(lease)
         }

@@ -5,7 +5,9 @@ use std::slice;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::contract::batch::{Operation, ReleaseDispatch, foreign_lease};
+use crate::contract::batch::{
+    Operation, ReleaseDispatch, foreign_lease, release_alone, renew_alone,
+};
 use crate::contract::provider::{
     AcquireRequest, ErasedLease, Grant, LeaseId, LockProvider, Released, Renewal, StoreInfo,
 };
@@ -89,8 +91,8 @@ pub trait Backend: StoreInfo {
     /// Return [`Renewal::Lost`] only if the store says so: the lease has expired, or another lease has
     /// its place. An expired lease is not renewed, even if the name is free.
     ///
-    /// Only the provided [`batch`](Self::batch) calls this. A store that overrides `batch` implements it by
-    /// [`RenewRequest::alone`](crate::RenewRequest::alone).
+    /// A store that overrides [`batch`](Self::batch) leaves this as it is: a batch of one. Every other store
+    /// implements it, since the provided `batch` calls it.
     ///
     /// # Errors
     /// The outcome is unknown. The engine moves no deadline, and tries again while time is left.
@@ -100,7 +102,9 @@ pub trait Backend: StoreInfo {
         lease: &mut Self::Lease,
         ttl: Duration,
         deadline: HostInstant,
-    ) -> Result<Renewal, Error>;
+    ) -> Result<Renewal, Error> {
+        renew_alone(|one| self.batch(one), lease, ttl, deadline)
+    }
 
     /// Returns the number of the part of the store that keeps a name, such as a node of a cluster. A store with
     /// [`Capabilities::with_parts`](crate::Capabilities::with_parts) overrides it.
@@ -141,13 +145,15 @@ pub trait Backend: StoreInfo {
 
     /// Frees the name if this lease still holds it, and wakes one waiter. Otherwise does nothing.
     ///
-    /// Only the provided [`batch`](Self::batch) calls this. A store that overrides `batch` implements it by
-    /// [`ReleaseRequest::alone`](crate::ReleaseRequest::alone).
+    /// A store that overrides [`batch`](Self::batch) leaves this as it is, as [`renew`](Self::renew). Every other store
+    /// implements it.
     ///
     /// # Errors
     /// The outcome is unknown. The engine asks again while time is left, and the store frees the name
     /// by itself after the ttl. The call returns by `deadline`.
-    fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error>;
+    fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error> {
+        release_alone(|one| self.batch(one), lease, deadline)
+    }
 
     /// Sends the release of a lease without waiting for the reply: a guard was dropped.
     ///
@@ -236,18 +242,6 @@ impl<B: Backend> LockProvider for B {
         Backend::abandon(self, request);
     }
 
-    fn renew(
-        &self,
-        lease: &mut ErasedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        match lease.downcast_mut() {
-            Some(lease) => Backend::renew(self, lease, ttl, deadline),
-            None => Err(foreign_lease()),
-        }
-    }
-
     fn part(&self, request: &AcquireRequest<'_>) -> usize {
         Backend::part(self, request)
     }
@@ -266,13 +260,6 @@ impl<B: Backend> LockProvider for B {
         Backend::batch(self, &mut typed);
         for (answer, operation) in answers.into_iter().zip(typed) {
             answer.take(operation);
-        }
-    }
-
-    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
-        match lease.downcast_mut() {
-            Some(lease) => Backend::release(self, lease, deadline),
-            None => Err(foreign_lease()),
         }
     }
 

@@ -68,19 +68,6 @@ impl<'a, L> RenewRequest<'a, L> {
             answer: None,
         }
     }
-
-    /// Carries the renewal out as a batch of one: [`Backend::renew`](crate::Backend::renew) of a store that has batches.
-    ///
-    /// # Errors
-    /// The answer's, and [`ErrorKind::Unknown`] if `batch` gave none.
-    pub fn alone(self, batch: impl FnOnce(&mut [Operation<'a, L>])) -> Result<Renewal, Error> {
-        let mut one = [Operation::Renew(self)];
-        batch(&mut one);
-        let [Operation::Renew(it)] = one else {
-            return Err(no_answer());
-        };
-        it.answer.unwrap_or_else(|| Err(no_answer()))
-    }
 }
 
 impl<'a, L> ReleaseRequest<'a, L> {
@@ -92,20 +79,6 @@ impl<'a, L> ReleaseRequest<'a, L> {
             deadline,
             answer: None,
         }
-    }
-
-    /// Carries the release out as a batch of one: [`Backend::release`](crate::Backend::release) of a store that has
-    /// batches.
-    ///
-    /// # Errors
-    /// The answer's, and [`ErrorKind::Unknown`] if `batch` gave none.
-    pub fn alone(self, batch: impl FnOnce(&mut [Operation<'a, L>])) -> Result<Released, Error> {
-        let mut one = [Operation::Release(self)];
-        batch(&mut one);
-        let [Operation::Release(it)] = one else {
-            return Err(no_answer());
-        };
-        it.answer.unwrap_or_else(|| Err(no_answer()))
     }
 }
 
@@ -261,7 +234,47 @@ impl Answer<'_> {
     }
 }
 
-fn no_answer() -> Error {
+/// Renews a lease by a batch of one.
+pub(crate) fn renew_alone<L>(
+    batch: impl FnOnce(&mut [Operation<'_, L>]),
+    lease: &mut L,
+    ttl: Duration,
+    deadline: HostInstant,
+) -> Result<Renewal, Error> {
+    let mut one = [Operation::Renew(RenewRequest::new(lease, ttl, deadline))];
+    batch(&mut one);
+    match one {
+        [
+            Operation::Renew(RenewRequest {
+                answer: Some(answer),
+                ..
+            }),
+        ] => answer,
+        _ => Err(no_answer()),
+    }
+}
+
+/// Releases a lease by a batch of one.
+pub(crate) fn release_alone<L>(
+    batch: impl FnOnce(&mut [Operation<'_, L>]),
+    lease: &mut L,
+    deadline: HostInstant,
+) -> Result<Released, Error> {
+    let mut one = [Operation::Release(ReleaseRequest::new(lease, deadline))];
+    batch(&mut one);
+    match one {
+        [
+            Operation::Release(ReleaseRequest {
+                answer: Some(answer),
+                ..
+            }),
+        ] => answer,
+        _ => Err(no_answer()),
+    }
+}
+
+/// Returns the error of an operation that its batch has left without an answer.
+pub(crate) fn no_answer() -> Error {
     Error::new(ErrorKind::Unknown, "the backend gave no answer")
 }
 

@@ -12,7 +12,7 @@ use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, HostInstant, SystemClock};
 use crate::contract::admin::Admin;
-use crate::contract::batch::{Operation, ReleaseDispatch};
+use crate::contract::batch::{Operation, ReleaseDispatch, release_alone, renew_alone};
 use crate::contract::sql::Proof;
 use crate::contract::sql::TransactionLockSql;
 use crate::contract::verifier::LeaseVerifier;
@@ -81,7 +81,7 @@ pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
 ///
 /// Implement [`Backend`](crate::Backend), which documents each verb and the duties behind it; every
 /// backend is a `LockProvider`. Implement this trait only for a provider that wraps another one:
-/// delegate every verb to an `Arc<dyn LockProvider>` and pass leases through as they are.
+/// delegate every required verb to an `Arc<dyn LockProvider>` and pass leases through as they are.
 pub trait LockProvider: StoreInfo {
     /// Acquires a name: [`Backend::acquire`](crate::Backend::acquire).
     ///
@@ -92,7 +92,7 @@ pub trait LockProvider: StoreInfo {
     /// Frees what a lost reply may have granted: [`Backend::abandon`](crate::Backend::abandon).
     fn abandon(&self, request: &AcquireRequest<'_>);
 
-    /// Renews a lease: [`Backend::renew`](crate::Backend::renew).
+    /// Renews a lease by a batch of one.
     ///
     /// # Errors
     /// As [`Backend::renew`](crate::Backend::renew), and [`ErrorKind::Incompatible`] for a lease of
@@ -102,7 +102,9 @@ pub trait LockProvider: StoreInfo {
         lease: &mut ErasedLease,
         ttl: Duration,
         deadline: HostInstant,
-    ) -> Result<Renewal, Error>;
+    ) -> Result<Renewal, Error> {
+        renew_alone(|one| self.batch(one), lease, ttl, deadline)
+    }
 
     /// Returns the part of the store that keeps a name: [`Backend::part`](crate::Backend::part).
     fn part(&self, request: &AcquireRequest<'_>) -> usize;
@@ -110,12 +112,14 @@ pub trait LockProvider: StoreInfo {
     /// Carries out several operations: [`Backend::batch`](crate::Backend::batch).
     fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]);
 
-    /// Releases a lease: [`Backend::release`](crate::Backend::release).
+    /// Releases a lease by a batch of one.
     ///
     /// # Errors
     /// As [`Backend::release`](crate::Backend::release), and [`ErrorKind::Incompatible`] for a lease
     /// of another type of provider.
-    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error>;
+    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
+        release_alone(|one| self.batch(one), lease, deadline)
+    }
 
     /// Sends a release without waiting for its reply: [`Backend::send_release`](crate::Backend::send_release).
     fn send_release(&self, lease: &mut ErasedLease) -> ReleaseDispatch;

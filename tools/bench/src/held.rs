@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::backend::{
     AcquireRequest, Capabilities, ErasedLease, Grant, LeaseId, LeaseVerifier, LockProvider,
-    Operation, Proof, ReleaseDispatch, Renewal, StoreInfo,
+    Operation, Proof, ReleaseDispatch, StoreInfo,
 };
 use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper::clock::HostInstant;
-use lockkeeper::{Error, LeasePolicy, LockKeeper, Released, Usage};
+use lockkeeper::{Error, LeasePolicy, LockKeeper, Usage};
 
 use crate::memory::{resident, status};
 use crate::row::{NONE, Row, Rows};
@@ -57,15 +57,6 @@ impl LockProvider for Counted {
         self.provider.abandon(request);
     }
 
-    fn renew(
-        &self,
-        lease: &mut ErasedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        self.provider.renew(lease, ttl, deadline)
-    }
-
     fn part(&self, request: &AcquireRequest<'_>) -> usize {
         self.provider.part(request)
     }
@@ -73,10 +64,6 @@ impl LockProvider for Counted {
     fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {
         self.renewals.fetch_add(1, Ordering::Relaxed);
         self.provider.batch(batch);
-    }
-
-    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
-        self.provider.release(lease, deadline)
     }
 
     fn send_release(&self, lease: &mut ErasedLease) -> ReleaseDispatch {

@@ -39,7 +39,7 @@ use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, Grant,
     HostInstant, Key, KeySpec, LeaseId, LeaseVerifier, LockProvider, OpenContext, Operation,
-    ReleaseDispatch, Released, Renewal, StoreInfo, StoreUrl, SystemClock, Takes, Usage,
+    ReleaseDispatch, StoreInfo, StoreUrl, SystemClock, Takes, Usage,
 };
 
 use db::Db;
@@ -232,28 +232,15 @@ impl Backend for SqliteProvider {
         let _ = store.end_hold(key, is_own, &store.brief_retry());
     }
 
-    fn renew(
-        &self,
-        lease: &mut SqliteLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        let store = &*self.store;
-        let retry = BusyRetry::until(&*store.clock, deadline);
-        let renewed = store
-            .db
-            .run(&retry, |session| store.renew(session, lease, ttl));
-        renewed.map_err(unknown)
-    }
-
     fn batch(&self, batch: &mut [Operation<'_, SqliteLease>]) {
         batch::batch(&self.store, batch);
     }
 
     /// Releases the lease at once: that takes microseconds, and a switch to another thread would take longer.
     fn send_release(&self, lease: &mut SqliteLease) -> ReleaseDispatch {
-        let until = self.store.clock.now() + DROP_LIMIT;
-        ReleaseDispatch::Answered(Backend::release(self, lease, until))
+        let clock = &*self.store.clock;
+        let retry = BusyRetry::new(clock, clock.now() + DROP_LIMIT);
+        ReleaseDispatch::Answered(self.store.release(lease, &retry).map_err(unknown))
     }
 
     fn detach(
@@ -275,11 +262,5 @@ impl Backend for SqliteProvider {
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
         self.store.db.slot().verifiers.add(verifier);
-    }
-
-    fn release(&self, lease: &mut SqliteLease, deadline: HostInstant) -> Result<Released, Error> {
-        let store = &*self.store;
-        let retry = BusyRetry::new(&*store.clock, deadline);
-        store.release(lease, &retry).map_err(unknown)
     }
 }

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Capabilities, Clock, ErasedLease, Error, Grant, HostInstant, LeaseId,
-    LeaseVerifier, LockProvider, Operation, Proof, ReleaseDispatch, Released, Renewal, StoreInfo,
-    SystemClock,
+    LeaseVerifier, LockProvider, Operation, Proof, ReleaseDispatch, StoreInfo, SystemClock,
 };
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
 
@@ -64,15 +63,6 @@ impl LockProvider for Watched {
         self.store.abandon(request);
     }
 
-    fn renew(
-        &self,
-        lease: &mut ErasedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        self.store.renew(lease, ttl, deadline)
-    }
-
     fn part(&self, request: &AcquireRequest<'_>) -> usize {
         self.store.part(request)
     }
@@ -82,10 +72,6 @@ impl LockProvider for Watched {
             (self.before)(batch);
         }
         self.store.batch(batch);
-    }
-
-    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
-        self.store.release(lease, deadline)
     }
 
     fn send_release(&self, lease: &mut ErasedLease) -> ReleaseDispatch {
