@@ -48,7 +48,7 @@ use crate::options::Settings;
 
 use background::{BackgroundUse, LastingUse};
 use close::Closing;
-use give_back::{PendingReturns, Return};
+use give_back::Return;
 use hold::Hold;
 use key::Key;
 use parts::Parts;
@@ -83,7 +83,6 @@ pub(crate) struct Engine {
     /// The threads that send batches, give back and renew leases, and call observers and callbacks of losses.
     threads: Arc<Threads<JobKind, Job>>,
     background: Arc<BackgroundUse>,
-    pub(crate) returns: PendingReturns,
     /// The number of threads that wait in the queue with a deadline.
     waiting: AtomicUsize,
     is_started: AtomicBool,
@@ -153,7 +152,6 @@ impl Engine {
             parts: Parts::new(capabilities.parts()),
             threads: Threads::new("lockkeeper-work", most_of_kind),
             background: Arc::new(BackgroundUse::new()),
-            returns: PendingReturns::new(),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
             is_naming_holder: AtomicBool::new(false),
@@ -201,7 +199,7 @@ impl AwaitReleases {
 impl Drop for AwaitReleases {
     fn drop(&mut self) {
         self.0.collect_owed();
-        self.0.returns.wait_until_done(ATTEMPT_LIMIT);
+        self.0.wait_for_releases(ATTEMPT_LIMIT);
     }
 }
 
@@ -224,9 +222,9 @@ impl Drop for Shared {
             .iter()
             .any(|part| part.is_silent(self.clock.now()))
         {
-            self.returns.wait_until_done(GRACE);
+            self.wait_for_releases(GRACE);
         }
-        self.returns.end();
+        self.closing.ended.cancel();
         self.timer.stop();
         // What goes back to the store is finished also without a keeper.
         let lasts = |kind: &JobKind| matches!(kind, JobKind::Send(_) | JobKind::Return(_));
@@ -235,7 +233,7 @@ impl Drop for Shared {
                 self.end_return(what);
             }
         }
-        self.background.end(match self.returns.count() {
+        self.background.end(match self.parts.releases() {
             0 => CLOSE_LIMIT,
             _ => LATE_CLOSE_LIMIT,
         });

@@ -376,7 +376,7 @@ impl LockKeeper {
 
     /// Returns the number of dropped guards whose release the store has not answered yet.
     pub fn pending_releases(&self) -> usize {
-        self.engine.returns.count()
+        self.engine.pending_releases()
     }
 
     /// Returns the number of this keeper's requests to the store so far, and its connections. `None` if the

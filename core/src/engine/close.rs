@@ -1,8 +1,9 @@
-//! Closing a keeper: the waits of all its threads end, and its guards stay.
+//! Closing a keeper: the waits of all its threads end, and its guards stay. The end of a keeper waits as its close does.
 //!
 //! Guards stay: a thread finishes its work under the lock, and a close that waited for it could wait for its own
 //! caller. A request without a cancel token gets a child of the keeper's, so that no backend closes the keeper.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,15 +15,19 @@ use crate::sync::{lock, wait};
 use super::backoff::{Limits, backoff};
 use super::{ATTEMPT_LIMIT, Engine};
 
-/// Whether a keeper was closed, and the threads that wait until its acquisitions have ended.
+/// Whether a keeper was closed, and the threads that wait until its acquisitions or its releases have ended.
 pub(super) struct Closing {
     /// The parent of the token that a caller gives.
     pub(super) token: CancelToken,
     /// The token of a request whose caller gives none. A backend cannot close the keeper by it.
     pub(super) child: CancelToken,
+    /// Cancelled at the keeper's end: from then on no release is repeated.
+    pub(super) ended: CancelToken,
+    /// The number of threads that wait for `changed`. Notifying without one would cost a system call.
+    waiting: AtomicUsize,
     /// Locked to wait for `changed`; before a shard of the queue.
-    waiting: Mutex<()>,
-    /// Notified when an acquisition or a release of a closed keeper has ended.
+    lock: Mutex<()>,
+    /// Notified when an acquisition or a release has ended.
     changed: Condvar,
 }
 
@@ -32,30 +37,35 @@ impl Closing {
         Self {
             child: token.child(),
             token,
-            waiting: Mutex::new(()),
+            ended: CancelToken::new(),
+            waiting: AtomicUsize::new(0),
+            lock: Mutex::new(()),
             changed: Condvar::new(),
         }
     }
 
     /// Notifies the threads that wait for the end of an acquisition or a release.
     pub(super) fn notify(&self) {
-        if self.token.is_cancelled() {
-            let _waiting = lock(&self.waiting);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            let _locked = lock(&self.lock);
             self.changed.notify_all();
         }
     }
 
     /// Waits until `is_idle`, at most for `limit`. Each change after which it may be is [notified](Self::notify).
-    fn wait_until(&self, is_idle: impl Fn() -> bool, limit: Duration) {
+    pub(super) fn wait_until(&self, is_idle: impl Fn() -> bool, limit: Duration) {
         let deadline = Instant::now() + limit;
-        let mut waiting = lock(&self.waiting);
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let mut locked = lock(&self.lock);
         while !is_idle() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return;
+                break;
             }
-            waiting = wait(&self.changed, waiting, Some(left));
+            locked = wait(&self.changed, locked, Some(left));
         }
+        drop(locked);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -70,6 +80,17 @@ impl Engine {
         let is_settled = || self.parts.iter().all(|part| part.requests.is_settled());
         self.closing
             .wait_until(|| self.queue.is_idle() && is_settled(), ATTEMPT_LIMIT);
+    }
+
+    /// Returns the number of releases that no caller waits for.
+    pub(crate) fn pending_releases(&self) -> usize {
+        self.parts.releases()
+    }
+
+    /// Waits until no release is left that no caller waits for, at most for `limit`.
+    pub(super) fn wait_for_releases(&self, limit: Duration) {
+        self.closing
+            .wait_until(|| self.parts.releases() == 0, limit);
     }
 
     /// Returns a token that is cancelled when the keeper is closed, and with `own`.
@@ -104,7 +125,7 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::{RecvTimeoutError, channel};
     use std::thread;
 
@@ -116,7 +137,7 @@ mod tests {
     fn close_waits_until_all_has_ended_and_is_notified_of_it() {
         let closing = Arc::new(Closing::new());
         // It locks nothing, and returns at once.
-        let locked = lock(&closing.waiting);
+        let locked = lock(&closing.lock);
         closing.notify();
         drop(locked);
         closing.token.cancel();

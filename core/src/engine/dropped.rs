@@ -132,8 +132,13 @@ impl Engine {
                 (Some(answer), None)
             }
             Some(ReleaseDispatch::Sent(sent)) => {
+                let verb = LeaseVerb::Collect {
+                    sent: Some(sent),
+                    sent_at: now,
+                    name: acquired.hold.key().id(),
+                };
                 let sent = LeaseRequest {
-                    verb: LeaseVerb::Collect(Some(sent), now),
+                    verb,
                     ..LeaseRequest::release(lease, now)
                 };
                 self.owe_reply(acquired, ending, sent, number);
@@ -173,7 +178,7 @@ impl Engine {
             return self.start_return(Return::Lease(sent, release));
         }
         let (request, settlement) = (Request::Lease(sent), Settlement::Release(release.sent()));
-        let owed = Entry::unattended(request, settlement, Some(key.id()));
+        let owed = Entry::unattended(request, settlement);
         self.end_send(part, number, Some(owed));
         self.timer.note(self.clock.now() + MAX_QUEUED);
         // What this process asks from here on goes behind the release.

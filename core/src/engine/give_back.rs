@@ -5,14 +5,13 @@
 //! does, or has ended the lease by itself. These jobs have threads of their own, so that no renewal waits behind a
 //! release that hangs.
 
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
 use crate::contract::provider::{AcquireRequest, ErasedLease, GRACE, Released};
 use crate::error::{Error, ErrorKind};
-use crate::sync::{lock, run_caught, wait};
+use crate::sync::run_caught;
 
 use super::backoff::Limits;
 use super::hold::dropped::DroppedGuard;
@@ -38,76 +37,9 @@ pub(crate) enum Return {
     Report(Box<DroppedGuard>, Result<Released, Error>),
 }
 
-/// The releases of a keeper that no caller waits for.
-pub(crate) struct PendingReturns {
-    counts: Mutex<ReturnCounts>,
-    /// Notified when no release is left.
-    all_done: Condvar,
-    /// Cancelled at the keeper's end: from then on nothing is repeated.
-    ended: CancelToken,
-}
-
-#[derive(Default)]
-struct ReturnCounts {
-    /// The number of releases that are queued, under way, repeated, or wait for a renewal to return.
-    pending: usize,
-    /// The number of threads that wait until there is none. Notifying without one would cost a system call.
-    waiting: usize,
-}
-
-impl PendingReturns {
-    pub(super) fn new() -> Self {
-        Self {
-            counts: Mutex::default(),
-            all_done: Condvar::new(),
-            ended: CancelToken::new(),
-        }
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        lock(&self.counts).pending
-    }
-
-    /// Waits until none is left, at most for `limit`.
-    pub(super) fn wait_until_done(&self, limit: Duration) {
-        let deadline = Instant::now() + limit;
-        let mut counts = lock(&self.counts);
-        while counts.pending > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            counts.waiting += 1;
-            counts = wait(&self.all_done, counts, Some(left));
-            counts.waiting -= 1;
-        }
-    }
-
-    /// Limits each release that is left to one request to the store.
-    pub(super) fn end(&self) {
-        self.ended.cancel();
-    }
-
-    /// Counts one more. Returns false if there are too many.
-    fn begin(&self) -> bool {
-        let mut counts = lock(&self.counts);
-        let may_begin = counts.pending < MAX_PENDING;
-        counts.pending += usize::from(may_begin);
-        may_begin
-    }
-
-    fn finish(&self) {
-        let mut counts = lock(&self.counts);
-        counts.pending = counts.pending.saturating_sub(1);
-        if counts.pending == 0 && counts.waiting > 0 {
-            self.all_done.notify_all();
-        }
-    }
-}
-
 impl Engine {
     fn begin_return(&self, part: usize) -> bool {
-        let begins = self.returns.begin();
+        let begins = self.parts.releases() < MAX_PENDING;
         if begins {
             self.parts.get(part).begin_release(self.clock.now());
         }
@@ -116,7 +48,7 @@ impl Engine {
 
     fn finish_return(&self, part: usize) {
         self.parts.get(part).end_release(self.clock.now());
-        self.returns.finish();
+        self.closing.notify();
     }
 
     /// Begins the release of a dropped guard's lease. `None` if there are too many: then the guard's end is reported.
@@ -205,7 +137,7 @@ impl Engine {
     pub(super) fn unattended(&self, lease: ErasedLease, release: Release) -> Arc<Entry> {
         let deadline = self.release_end(&release);
         let request = Request::Lease(LeaseRequest::release(lease, deadline));
-        Entry::unattended(request, Settlement::Release(release), None)
+        Entry::unattended(request, Settlement::Release(release))
     }
 
     /// Returns the end of one request of a release.
@@ -320,7 +252,6 @@ impl Engine {
 
     fn end_abandoned(&self, part: usize, attempt: &Attempt) {
         self.queue.released(attempt.key());
-        self.closing.notify();
         self.finish_return(part);
     }
 
@@ -342,7 +273,7 @@ impl Engine {
         let limits = Limits {
             clock: &*self.clock,
             until: release.until,
-            cancel: Some(&self.returns.ended),
+            cancel: Some(&self.closing.ended),
         };
         let mut retry = Retry::new(limits, self.clock.now()).continued(release.lost_reply.take());
         let health = &self.parts.get(part).health;
@@ -354,7 +285,7 @@ impl Engine {
             fail(&cause);
         }
         let mut paused = match request.verb {
-            LeaseVerb::Collect(..) => Ok(()),
+            LeaseVerb::Collect { .. } => Ok(()),
             _ => retry.before_first(),
         };
         let answer = loop {
@@ -434,37 +365,4 @@ fn too_many() -> Error {
 fn not_released(cause: Error) -> Error {
     let text = "the guard was dropped, and the store gave no answer to its release; it frees the lock after its ttl at the latest";
     Error::new(cause.kind(), text).with_source(cause)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc::{RecvTimeoutError, channel};
-    use std::thread;
-
-    use super::*;
-
-    const LIMIT: Duration = Duration::from_secs(30);
-
-    #[test]
-    fn wait_for_releases_ends_with_the_last_of_them_or_at_its_limit() {
-        let releases = Arc::new(PendingReturns::new());
-        assert!(releases.begin() && releases.begin());
-        releases.wait_until_done(Duration::ZERO);
-        assert_eq!(releases.count(), 2);
-        let waits = Arc::clone(&releases);
-        let (sender, ended) = channel();
-        thread::spawn(move || {
-            waits.wait_until_done(100 * LIMIT);
-            sender.send(waits.count()).unwrap();
-        });
-        releases.finish();
-        assert_eq!(
-            ended.recv_timeout(Duration::ZERO),
-            Err(RecvTimeoutError::Timeout)
-        );
-        releases.finish();
-        assert_eq!(ended.recv_timeout(LIMIT), Ok(0));
-        releases.finish();
-        assert_eq!(releases.count(), 0);
-    }
 }

@@ -41,13 +41,13 @@ impl Part {
 
     /// Counts a release that no caller waits for.
     pub(super) fn begin_release(&self, now: HostInstant) {
-        if self.releases.count.fetch_add(1, Ordering::Relaxed) == 0 {
+        if self.releases.count.fetch_add(1, Ordering::SeqCst) == 0 {
             self.end_silence(now);
         }
     }
 
     pub(super) fn end_release(&self, now: HostInstant) {
-        self.releases.count.fetch_sub(1, Ordering::Relaxed);
+        self.releases.count.fetch_sub(1, Ordering::SeqCst);
         self.end_silence(now);
     }
 
@@ -89,6 +89,13 @@ impl Parts {
     pub(super) fn get(&self, number: usize) -> &Part {
         let other = number.checked_sub(1).and_then(|at| self.others.get(at));
         other.unwrap_or(&self.first)
+    }
+
+    /// Returns the number of releases that no caller waits for: they are queued, under way, repeated, or wait for a
+    /// renewal to return.
+    pub(super) fn releases(&self) -> usize {
+        let count = |part: &Part| part.releases.count.load(Ordering::SeqCst);
+        self.iter().map(count).sum()
     }
 
     /// Returns all parts, in the order of their numbers.

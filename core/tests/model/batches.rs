@@ -134,7 +134,7 @@ impl World {
 
     /// Releases in a batch, and does not wait for the answer.
     fn drop_grant(self: &Arc<Self>, grant: Grant) {
-        let entry = QueuedRequest::unattended(Request::Release(grant), (), None);
+        let entry = QueuedRequest::unattended(Request::Release(grant), ());
         self.start(self.batches.push(&[entry]));
     }
 

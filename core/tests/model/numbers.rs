@@ -51,7 +51,7 @@ fn next(requests: &Requests, number: &mut u64, limit: usize) -> Option<Vec<usize
 /// Sends a release of this name that is not waited for.
 fn send(requests: &Requests, name: u64) {
     let number = requests.begin_send(name).unwrap();
-    let owed = Entry::unattended(0, (), Some(name));
+    let owed = Entry::unattended(0, ());
     assert_eq!(requests.end_send(number, Some(owed)), None);
 }
 
@@ -169,7 +169,7 @@ fn release_whose_sending_was_overtaken_is_owed_all_the_same() {
         other(requests.push(&entries(&requests, [1])));
         let mut number = started(requests.overtake(sending));
         assert_eq!(next(&requests, &mut number, 8), Some(vec![1]));
-        let owed = Entry::unattended(0, (), Some(7));
+        let owed = Entry::unattended(0, ());
         assert_eq!(requests.end_send(sending, Some(owed)), None);
         assert_eq!(next(&requests, &mut number, 8), Some(vec![0]));
     });

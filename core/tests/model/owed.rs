@@ -191,7 +191,7 @@ impl World {
     fn drop_guard(self: &Arc<Self>, name: u64) {
         match self.requests.begin_send(name) {
             Some(number) => {
-                let owed = QueuedRequest::unattended(Request::Collect(name), name, Some(name));
+                let owed = QueuedRequest::unattended(Request::Collect(name), name);
                 self.start(self.requests.end_send(number, Some(owed)));
             }
             None => {

@@ -69,7 +69,7 @@ enum Stage {
 
 /// One request that goes with a batch, or an owed release.
 pub(crate) struct QueuedRequest<T: Travel> {
-    /// The hash of the name that an attempt asks for, or that a release frees which was sent.
+    /// The hash of the name that an attempt asks for.
     name: Option<u64>,
     slot: Mutex<Slot<T>>,
     /// Those with which its caller is woken. `None` if it never had one.
@@ -356,13 +356,9 @@ impl<T: Travel> QueuedRequest<T> {
         Self::with(Progress::Queued(request), name, Some(callers))
     }
 
-    /// Makes a request that no caller waits for; `name` is the hash of the name that it frees, if it was sent before.
-    pub(crate) fn unattended(
-        request: T::Request,
-        settlement: T::Settlement,
-        name: Option<u64>,
-    ) -> Arc<Self> {
-        Self::with(Progress::Unattended(request, settlement), name, None)
+    /// Makes a request that no caller waits for.
+    pub(crate) fn unattended(request: T::Request, settlement: T::Settlement) -> Arc<Self> {
+        Self::with(Progress::Unattended(request, settlement), None, None)
     }
 
     fn with(progress: Progress<T>, name: Option<u64>, callers: Option<Arc<Callers>>) -> Arc<Self> {
@@ -420,11 +416,6 @@ impl<T: Travel> QueuedRequest<T> {
     /// Returns whether nothing has taken it.
     pub(crate) fn is_queued(&self) -> bool {
         matches!(lock(&self.slot).progress, Progress::Queued(_))
-    }
-
-    /// Returns the hash of the name that it asks for, or frees.
-    pub(crate) fn name(&self) -> Option<u64> {
-        self.name
     }
 
     /// Stops waiting.

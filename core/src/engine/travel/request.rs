@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
 use crate::contract::batch::{
-    AttemptRequest, Operation, ReleaseRequest, RenewRequest, SentRelease,
+    AttemptRequest, Operation, ReleaseRequest, RenewRequest, SentRelease, no_answer,
 };
 use crate::contract::provider::{AcquireRequest, ErasedLease, Grant, Owner, Released, Renewal};
 use crate::error::{Error, ErrorKind};
@@ -47,8 +47,14 @@ pub(crate) enum LeaseVerb {
         ttl: Duration,
     },
     Release,
-    /// The release was sent before, at this time, and only its reply is to be read. `None` once that was tried.
-    Collect(Option<SentRelease>, HostInstant),
+    /// The release was sent before, and only its reply is to be read.
+    Collect {
+        /// `None` once that was tried.
+        sent: Option<SentRelease>,
+        sent_at: HostInstant,
+        /// The hash of the name that it frees.
+        name: u64,
+    },
 }
 
 /// The answer to a request, and the lease that it was about.
@@ -129,15 +135,20 @@ impl Request {
         }
     }
 
-    /// Returns when the store was asked, if that began at `began`: a release may have been sent before.
-    pub(crate) fn asked_at(&self, began: HostInstant) -> HostInstant {
+    /// Returns the name whose release was sent before, and when, if this reads the reply.
+    fn sent(&self) -> Option<(u64, HostInstant)> {
         match self {
             Self::Lease(LeaseRequest {
-                verb: LeaseVerb::Collect(_, sent_at),
+                verb: LeaseVerb::Collect { name, sent_at, .. },
                 ..
-            }) => *sent_at,
-            _ => began,
+            }) => Some((*name, *sent_at)),
+            _ => None,
         }
+    }
+
+    /// Returns when the store was asked, if that began at `began`: a release may have been sent before.
+    pub(crate) fn asked_at(&self, began: HostInstant) -> HostInstant {
+        self.sent().map_or(began, |(_, sent_at)| sent_at)
     }
 
     /// Returns the end of the wait for the answer.
@@ -168,28 +179,6 @@ impl Request {
 }
 
 impl Answer {
-    /// The answer to an attempt that failed.
-    pub(crate) fn failed(error: Error) -> Self {
-        Self {
-            lease: None,
-            found: Err(error),
-        }
-    }
-
-    /// Returns what the answer to an attempt means behind that to a release of the same name. If the release got none,
-    /// the holder that the store has seen may be this process.
-    pub(crate) fn behind(mut self, release: Option<&Answer>) -> Self {
-        let is_released = |it: &Answer| match &it.found {
-            Ok(_) => true,
-            Err(error) => !is_no_answer(error.kind()),
-        };
-        if release.is_some_and(|it| !is_released(it)) && matches!(self.found, Ok(Found::NotHeld)) {
-            let text = "the release of the lock by this process got no reply yet, and is repeated; try again later";
-            self.found = Err(Error::name_unavailable(text));
-        }
-        self
-    }
-
     /// Returns what the answer to an attempt means.
     pub(crate) fn granted(self) -> AttemptAnswer {
         match self.found? {
@@ -269,7 +258,7 @@ impl<'a> Prepared<'a> {
         match &mut request.verb {
             LeaseVerb::Renew { ttl } => Operation::Renew(RenewRequest::new(lease, *ttl, deadline)),
             LeaseVerb::Release => Operation::Release(ReleaseRequest::new(lease, deadline)),
-            LeaseVerb::Collect(sent, _) => Operation::Release(ReleaseRequest {
+            LeaseVerb::Collect { sent, .. } => Operation::Release(ReleaseRequest {
                 sent: sent.take(),
                 ..ReleaseRequest::new(lease, deadline)
             }),
@@ -300,8 +289,20 @@ impl Engine {
         let mut batch: Vec<_> = prepared.iter_mut().map(Prepared::operation).collect();
         let is_done = self.call(&mut batch);
         let found = batch.into_iter().map(|it| found(it, part, is_done));
-        let found: Vec<_> = found.collect();
+        let mut found: Vec<_> = found.collect();
         self.note_batch((part, asked_at), &requests, &found);
+        if let (Some(sent), Some(Err(error))) = (requests.first(), found.first())
+            && is_no_answer(error.kind())
+            && let Some((name, _)) = sent.sent()
+        {
+            // The holder of this name that the store has seen may be this process.
+            let behind = requests.iter().zip(&mut found);
+            let behind = behind.filter(|(request, _)| request.name() == Some(name));
+            for (_, found) in behind.filter(|(_, found)| matches!(found, Ok(Found::NotHeld))) {
+                let text = "the release of the lock by this process got no reply yet, and is repeated; try again later";
+                *found = Err(Error::name_unavailable(text));
+            }
+        }
         let all = requests.into_iter().zip(found);
         all.map(|(request, found)| request.answered(found))
             .collect()
@@ -342,10 +343,7 @@ fn found(
             .map(|answer| answer.map(|found| held(found == Released::Done))),
     };
     answer.unwrap_or_else(|| match is_done {
-        true => {
-            let text = "the backend gave no answer";
-            Err(Error::new(ErrorKind::Unknown, text))
-        }
+        true => Err(no_answer()),
         false => Ok(Found::Panic),
     })
 }

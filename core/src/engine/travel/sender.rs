@@ -5,7 +5,6 @@
 //! back for it is settled by the thread that gets it. All that is so for each part of the store by itself.
 
 use std::cell::Cell;
-use std::iter;
 use std::sync::Arc;
 
 use crate::cancel::CancelToken;
@@ -56,14 +55,6 @@ pub(crate) struct Queued {
 pub(crate) struct WaitsFor {
     number: u64,
     since: HostInstant,
-}
-
-/// How a wait for an answer ended.
-enum Waited {
-    Answered(Answer),
-    NotSent(Request),
-    /// The request is under way.
-    Sent,
 }
 
 impl Engine {
@@ -151,10 +142,10 @@ impl Engine {
     ) -> AttemptAnswer {
         let entry = &queued.entry;
         match self.wait_for_answer(queued, request.end(), request.cancel) {
-            Waited::Answered(answer) => answer.granted(),
-            Waited::NotSent(_) if request.is_cancelled() => Ok(None),
-            Waited::NotSent(_) => Err(not_sent()),
-            Waited::Sent => match entry.leave(match request.is_resume() {
+            Stopped::Answered(answer) => answer.granted(),
+            Stopped::NotSent(_) if request.is_cancelled() => Ok(None),
+            Stopped::NotSent(_) => Err(not_sent()),
+            Stopped::Sent => match entry.leave(match request.is_resume() {
                 true => Settlement::Leave,
                 false => Settlement::GiveBack(request.ttl),
             }) {
@@ -211,9 +202,9 @@ impl Engine {
         cancel: Option<&CancelToken>,
     ) -> Reply {
         match self.wait_for_answer(&queued, deadline, cancel) {
-            Waited::Answered(answer) => Reply::Answered(answer),
-            Waited::NotSent(request) => Reply::Answered(request.answered(Err(not_sent()))),
-            Waited::Sent => Reply::UnderWay(queued.entry),
+            Stopped::Answered(answer) => Reply::Answered(answer),
+            Stopped::NotSent(request) => Reply::Answered(request.answered(Err(not_sent()))),
+            Stopped::Sent => Reply::UnderWay(queued.entry),
         }
     }
 
@@ -223,7 +214,7 @@ impl Engine {
         queued: &Queued,
         until: HostInstant,
         cancel: Option<&CancelToken>,
-    ) -> Waited {
+    ) -> Stopped<ToStore> {
         let Queued {
             entry,
             part,
@@ -236,11 +227,7 @@ impl Engine {
         loop {
             let left = until.saturating_since(self.clock.now());
             if left.is_zero() || cancel.is_some_and(CancelToken::is_cancelled) {
-                return match entry.stop() {
-                    Stopped::NotSent(request) => Waited::NotSent(request),
-                    Stopped::Sent => Waited::Sent,
-                    Stopped::Answered(answer) => Waited::Answered(answer),
-                };
+                return entry.stop();
             }
             let limit = match entry.is_queued() {
                 true => left.min(MAX_QUEUED),
@@ -248,7 +235,7 @@ impl Engine {
                 false => left.min(MAX_SLEEP),
             };
             match entry.wait(Some(limit)) {
-                Ok(answer) => return Waited::Answered(answer),
+                Ok(answer) => return Stopped::Answered(answer),
                 Err(NoAnswer::TimedOut) if entry.is_queued() => {
                     let requests = &self.parts.get(*part).requests;
                     number.set(self.follow(*part, requests.overtake(number.get())));
@@ -271,23 +258,17 @@ impl Engine {
         let Some((number, owed)) = requests.begin(request.name()) else {
             return Err(request);
         };
-        let name = request.name();
         let (answer, collected) = match owed {
             None => (self.exchange(part, request), None),
             Some((owed, mut release)) => {
                 // The caller's own time bounds the call.
                 release.bound(request.deadline());
-                let answers = self.exchange_all(part, vec![release, request]);
-                let mut answers = answers.into_iter();
-                let mut next = || {
-                    answers
-                        .next()
-                        .unwrap_or_else(|| Answer::failed(unanswered()))
-                };
-                let (collected, answer) = (next(), next());
-                let is_same = name.is_some() && owed.name() == name;
-                let answer = answer.behind(is_same.then_some(&collected));
-                (answer, owed.answer(collected))
+                let mut answers = self.exchange_all(part, vec![release, request]);
+                let answer = answers.pop().unwrap_or_else(|| Answer {
+                    lease: None,
+                    found: Err(unanswered()),
+                });
+                (answer, answers.pop().and_then(|it| owed.answer(it)))
             }
         };
         if let Some(next) = requests.end(number) {
@@ -376,18 +357,9 @@ impl Engine {
 
     /// Gives the answers of a batch to their callers, and settles those that no caller waits for.
     fn deliver(self: &Arc<Self>, entries: &[Arc<Entry>], answers: Vec<Answer>) {
-        let mut unattended = Vec::new();
-        let mut answers = answers.into_iter();
-        if let (Some(first), Some(answer)) = (entries.first(), answers.next()) {
-            let behind = |(entry, other): (&Arc<Entry>, Answer)| {
-                let is_same = entry.name().is_some() && entry.name() == first.name();
-                other.behind(is_same.then_some(&answer))
-            };
-            let others: Vec<_> = entries.iter().skip(1).zip(answers).map(behind).collect();
-            for (entry, answer) in entries.iter().zip(iter::once(answer).chain(others)) {
-                unattended.extend(entry.answer(answer));
-            }
-        }
+        let answered = entries.iter().zip(answers);
+        let unattended = answered.filter_map(|(entry, answer)| entry.answer(answer));
+        let unattended: Vec<_> = unattended.collect();
         wake_callers(entries);
         for (answer, settlement) in unattended {
             self.settle(answer, settlement);
