@@ -4,7 +4,6 @@ pub(crate) mod client;
 mod clusters;
 pub(crate) mod connector;
 pub(crate) mod failure;
-mod owed;
 mod watch;
 
 use std::net::{Shutdown, TcpStream};
@@ -51,8 +50,6 @@ pub(crate) struct Connection {
     /// nothing about the member that serves requests.
     member: Option<usize>,
     token: Option<String>,
-    /// The lines of the head that are the same in every request.
-    head: String,
     learned: Arc<Learned>,
 }
 
@@ -99,6 +96,20 @@ impl Connection {
                 "the acquisition was cancelled before a reply came",
             )));
         }
+        self.answer(path, reply)
+    }
+
+    /// Writes a request without waiting for anything, and returns whether it did: see [`Http::post_at_once`]. Otherwise the
+    /// connection is of no use.
+    fn send(&mut self, path: &str, body: &Value) -> bool {
+        self.open.counts().add_commands(1);
+        let sent = self.http.post_at_once(path, body.to_string().as_bytes());
+        sent.unwrap_or(false)
+    }
+
+    /// Reads the reply to a request that was [sent](Self::send). After a failure, the connection is of no use.
+    fn read_sent(&mut self, path: &str, limit: Duration) -> Result<Value, Failure> {
+        let reply = self.http.read_posted(limit);
         self.answer(path, reply)
     }
 

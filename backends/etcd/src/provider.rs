@@ -154,7 +154,6 @@ impl Backend for EtcdProvider {
         detach(&self.store, lease, ttl, deadline).map_err(Failure::into_error)
     }
 
-    /// Writes the release into an idle connection without TLS.
     fn send_release(&self, lease: &mut EtcdLease) -> ReleaseDispatch {
         match self.store.client.send(lease.delete()) {
             Some(owed) => ReleaseDispatch::Sent(SentRelease::new(owed)),

@@ -117,8 +117,27 @@ impl Http {
         body: &[u8],
         limit: Duration,
     ) -> Result<HttpReply, Failure> {
-        let head = self.send(method, path, body, limit)?;
-        self.read_body(head).map_err(|error| self.unread(error))
+        self.send(method, path, body, limit)?;
+        self.read_reply()
+    }
+
+    /// Posts a body without waiting for anything, and returns whether it did: see [`Stream::write_at_once`]. Nothing
+    /// else is sent until [`read_posted`](Self::read_posted) has read the reply.
+    ///
+    /// # Errors
+    /// As there: the connection must be closed.
+    pub fn post_at_once(&mut self, path: &str, body: &[u8]) -> io::Result<bool> {
+        let request = self.written("POST", path, body);
+        self.reader.get_mut().write_at_once(&request)
+    }
+
+    /// Reads the reply to a request that was [posted at once](Self::post_at_once), within `limit`.
+    ///
+    /// # Errors
+    /// [`Failure::Unanswered`].
+    pub fn read_posted(&mut self, limit: Duration) -> Result<HttpReply, Failure> {
+        self.reader.get_mut().begin(limit);
+        self.read_reply()
     }
 
     /// Posts a body, and reads the head of an endless reply within `limit`. [`next_chunk`](Self::next_chunk) reads
@@ -132,7 +151,8 @@ impl Http {
         body: &[u8],
         limit: Duration,
     ) -> Result<Option<HttpReply>, Failure> {
-        let head = self.send("POST", path, body, limit)?;
+        self.send("POST", path, body, limit)?;
+        let head = self.read_head().map_err(|error| self.unread(error))?;
         if head.status == 200 && matches!(head.length, Length::Chunked) {
             return Ok(None);
         }
@@ -156,21 +176,20 @@ impl Http {
         chunk.map_err(|error| self.unread(error))
     }
 
-    /// Sends a request and reads the head of the reply.
+    fn written(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
+        let (common, length) = (&self.common, body.len());
+        let head = format!("{method} {path} HTTP/1.1\r\n{common}Content-Length: {length}\r\n\r\n");
+        [head.as_bytes(), body].concat()
+    }
+
     fn send(
         &mut self,
         method: &str,
         path: &str,
         body: &[u8],
         limit: Duration,
-    ) -> Result<Head, Failure> {
-        let mut request = format!(
-            "{method} {path} HTTP/1.1\r\n{}Content-Length: {}\r\n\r\n",
-            self.common,
-            body.len()
-        )
-        .into_bytes();
-        request.extend_from_slice(body);
+    ) -> Result<(), Failure> {
+        let request = self.written(method, path, body);
         let stream = self.reader.get_mut();
         stream.begin(limit);
         if let Err(error) = stream.write_all(&request) {
@@ -181,8 +200,12 @@ impl Http {
                 false => self.unread(error),
             });
         }
-        let head = self.read_head();
-        head.map_err(|error| self.unread(error))
+        Ok(())
+    }
+
+    fn read_reply(&mut self) -> Result<HttpReply, Failure> {
+        let reply = self.read_head().and_then(|head| self.read_body(head));
+        reply.map_err(|error| self.unread(error))
     }
 
     fn read_head(&mut self) -> io::Result<Head> {

@@ -56,10 +56,19 @@ fn replies_are_read_whatever_their_form() {
             "abc",
         ),
     ] {
-        let mut http = connect(answer, stays_open);
-        let reply = http.post("/", b"{}", LIMIT).unwrap();
-        assert_eq!((reply.status, &reply.body[..]), (status, body.as_bytes()));
-        assert!(http.is_quiet());
+        for at_once in [false, true] {
+            let mut http = connect(answer, stays_open);
+            let reply = match at_once {
+                false => http.post("/", b"{}", LIMIT),
+                true => {
+                    assert!(http.post_at_once("/", b"{}").unwrap());
+                    http.read_posted(LIMIT)
+                }
+            };
+            let reply = reply.unwrap();
+            assert_eq!((reply.status, &reply.body[..]), (status, body.as_bytes()));
+            assert!(http.is_quiet());
+        }
     }
     let last = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
     let mut http = connect(last, stays_open);

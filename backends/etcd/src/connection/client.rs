@@ -82,16 +82,13 @@ impl Client {
         }
     }
 
-    /// Writes a transaction into an idle connection, without a wait. `None` if there is no such connection, its socket
-    /// does not take the request at once, or it speaks TLS.
+    /// Writes a transaction into an idle connection, without a wait. `None` if there is no such connection, or its socket
+    /// does not take the request at once.
     pub(crate) fn send(&self, txn: Txn) -> Option<Owed> {
-        if self.connector.has_tls() {
-            return None;
-        }
         let mut slot = self.pool.try_checkout()?;
         let mut connection = slot.connection.take()?;
         let is_sent = lockkeeper_remote::Connection::is_quiet(&mut connection, Duration::ZERO)
-            && connection.write_owed("/v3/kv/txn", &txn.body());
+            && connection.send("/v3/kv/txn", &txn.body());
         is_sent.then_some(Owed {
             slot,
             connection,
@@ -112,7 +109,7 @@ impl Client {
             return Err(Failure::Unanswered(Error::new(ErrorKind::Unknown, text)));
         }
         let left = until.saturating_since(self.clock.now());
-        let reply = connection.read_owed("/v3/kv/txn", left.min(self.response_timeout))?;
+        let reply = connection.read_sent("/v3/kv/txn", left.min(self.response_timeout))?;
         slot.connection = Some(connection);
         Ok(TxnReply::read(&reply))
     }

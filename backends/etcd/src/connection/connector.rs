@@ -75,11 +75,6 @@ impl Connector {
             learned: Arc::default(),
         })
     }
-
-    pub(crate) fn has_tls(&self) -> bool {
-        self.tls.is_some()
-    }
-
     /// Opens a connection to the first member that takes it, within `left` and the connect timeout.
     pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
         let limit = left.min(self.limit);
@@ -189,7 +184,7 @@ impl Connector {
                 token.to_owned()
             }
         };
-        connection.add_header("Authorization", &token);
+        connection.http.add_header("Authorization", &token);
         connection.token = number.map(|_| token);
         Ok(connection)
     }
@@ -207,13 +202,8 @@ impl Connector {
         let stream = member.dialer.dial(&member.server, to_connect)?;
         let server = member.server.clone();
         let http = Http::new(stream, server.clone(), &member.host, self.tls.clone());
-        let head = format!(
-            "Host: {}\r\nContent-Type: application/json\r\n",
-            member.host
-        );
         let mut connection = Connection {
             http,
-            head,
             open: self.learned.counts.add_connection(),
             server,
             member: number,
@@ -221,7 +211,9 @@ impl Connector {
             learned: Arc::clone(&self.learned),
         };
         // With this header, a member without a leader replies so at once.
-        connection.add_header("Grpc-Metadata-hasleader", "true");
+        connection
+            .http
+            .add_header("Grpc-Metadata-hasleader", "true");
         Ok(connection)
     }
 
