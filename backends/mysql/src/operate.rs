@@ -1,10 +1,8 @@
 //! The operators' commands: who holds what, forced release, and examination.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
-use lockkeeper_sessions::SessionConnection as _;
 use mysql::Row;
 
 use crate::names::EncodedName;
@@ -13,9 +11,6 @@ use crate::statements::run::{Run, SessionId};
 use crate::statements::{number, text};
 
 mod examine;
-
-/// The pause between two checks whether a session has ended.
-const CHECK_EVERY: Duration = Duration::from_millis(5);
 
 /// What clients report of their processes: all clients, and those of this user on this host, which every user may read.
 /// Both are empty while the performance schema is off, MariaDB's default.
@@ -78,29 +73,7 @@ impl Admin for Store {
                 "this hold was not shown by a MySQL or MariaDB store; ask again who holds the name",
             )
         })?;
-        // Only the session itself can free a single name of its own.
-        let ended = self
-            .locks
-            .run_apart(deadline, |connection| connection.end_holder(&name, session));
-        let is_free = || {
-            let holder = self.holder(&name, deadline)?;
-            Ok(!holder.is_some_and(|holder| session.is(holder)))
-        };
-        if let Err(error) = ended {
-            // A session that does not hold the name any more is not ended.
-            return if is_free()? { Ok(false) } else { Err(error) };
-        }
-        // The server ends the session in the background, and sends no notification.
-        while !is_free()? {
-            if self.locks.clock.now() >= deadline {
-                return Err(Error::new(
-                    ErrorKind::Unknown,
-                    "the server is ending the session that holds the lock, and has not finished; ask again who holds the name",
-                ));
-            }
-            std::thread::sleep(CHECK_EVERY);
-        }
-        Ok(true)
+        self.locks.force_release(&name, session, deadline)
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {

@@ -147,7 +147,7 @@ impl SessionConnection for Connection {
     fn end_holder(&mut self, name: &LockKey, session: SessionId) -> Result<(), Failure> {
         let SessionId { pid, mark } = session;
         let mark = mark.cast_unsigned();
-        self.query(&statements::END_HOLDER, &[&name.number(), &pid, &mark, &0])
+        self.query(&statements::END_HOLDER, &[&name.number(), &pid, &mark])
             .map(drop)
     }
 }

@@ -40,10 +40,10 @@ impl Hash for LockKey {
 }
 
 impl LockKey {
-    /// Returns the key from the halves that `pg_locks` shows.
-    pub(crate) fn of_halves([classid, objid]: [u32; 2]) -> Self {
+    /// Returns the key with this number.
+    pub(crate) fn of_number(key: u64) -> Self {
         Self {
-            key: u64::from(classid) << 32 | u64::from(objid),
+            key,
             is_shared: false,
             shown: Arc::default(),
         }
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(lock, shared);
         assert!(shared.is_shared && !lock.is_shared);
         assert_ne!(lock, LockKey::requested("sho", "pa", Mode::Exclusive));
-        let halves = lock.halves().map(|half| u32::try_from(half).unwrap());
-        assert_eq!(LockKey::of_halves(halves), lock);
+        let [upper, lower] = lock.halves();
+        assert_eq!(LockKey::of_number(upper << 32 | lower), lock);
     }
 }

@@ -11,7 +11,7 @@ use crate::connection::Row;
 use crate::connection::login::PROGRAM;
 use crate::names::{LockKey, namespace_mark, shown};
 use crate::provider::Store;
-use crate::statements::{END_HOLDER, MARKS, NAMESPACES, SessionId};
+use crate::statements::{MARKS, NAMESPACES, SessionId};
 
 mod examine;
 
@@ -48,28 +48,14 @@ impl Admin for Store {
         Ok(held)
     }
 
-    /// Ends the session, since only that can free a single name of its own. So all its names are freed.
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
-        let (key, SessionId { pid, mark }) = read_mark(&held.mark).ok_or_else(|| {
+        let (key, session) = read_mark(&held.mark).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidValue,
                 "this hold was not shown by a PostgreSQL store; ask again who holds the name",
             )
         })?;
-        let mark = mark.cast_unsigned();
-        let ended = self.locks.run_apart(deadline, |connection| {
-            // The server replies as soon as the session has ended, at the latest after this time.
-            let limit = connection.link.limit.as_millis() / 2;
-            connection.execute(&END_HOLDER, &[&key, &pid, &mark, &limit])
-        })?;
-        match ended.first().map(|row| row.is_true(0)) {
-            None => Ok(false),
-            Some(true) => Ok(true),
-            Some(false) => Err(Error::new(
-                ErrorKind::Unknown,
-                "the server is ending the session that holds the lock, and has not finished; ask again who holds the name",
-            )),
-        }
+        self.locks.force_release(&key, session, deadline)
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
@@ -138,7 +124,8 @@ impl Store {
 }
 
 fn key(row: &Row) -> Option<LockKey> {
-    Some(LockKey::of_halves([row.number(3)?, row.number(4)?]))
+    let half = |at| row.number::<u32>(at).map(u64::from);
+    Some(LockKey::of_number(half(3)? << 32 | half(4)?))
 }
 
 /// The namespaces and names that sessions show, each by the session and the key of the name. A session shows what it likes,
@@ -197,9 +184,9 @@ fn lock(row: &Row, waiting: &HashMap<LockKey, u64>, names: &ShownKeys) -> Option
 }
 
 /// Reads the mark of a held name: the key and the session.
-fn read_mark(mark: &str) -> Option<(i64, SessionId)> {
+fn read_mark(mark: &str) -> Option<(LockKey, SessionId)> {
     let mut parts = mark.split(' ');
-    let key = parts.next()?.parse().ok()?;
+    let key = LockKey::of_number(parts.next()?.parse().ok()?);
     let (pid, mark) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     Some((key, SessionId { pid, mark }))
 }

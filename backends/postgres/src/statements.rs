@@ -121,12 +121,12 @@ pub(crate) static HOLDERS: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Ends the session with the number `$2` and the mark `$3` if it holds the key. Waits at most `$4` ms for its
-/// end. Returns whether it has ended, and no row if it does not hold the key.
+/// Ends the session with the number `$2` and the mark `$3` if it holds the key, and does not wait for its end. Returns no
+/// row if it does not hold the key.
 pub(crate) static END_HOLDER: LazyLock<String> = LazyLock::new(|| {
     format!(
         "WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE pid = $2::int4 AND granted) \
-         SELECT pg_terminate_backend(pid, $4::int8) FROM locks WHERE {IS_KEY} AND EXISTS (SELECT FROM locks \
+         SELECT pg_terminate_backend(pid) FROM locks WHERE {IS_KEY} AND EXISTS (SELECT FROM locks \
          WHERE locktype = 'advisory' AND objsubid = 2 AND classid = {MARKS} AND objid::int8 = $3::int8)"
     )
 });

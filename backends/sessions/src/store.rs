@@ -2,16 +2,19 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier, Usage};
-use lockkeeper_remote::{Failure, Found, Pool, PooledConn, RemoteOptions};
+use lockkeeper_remote::{Failure, Found, Pool, PooledConn, RemoteOptions, unknown};
 
 use crate::connection::SessionConnection;
 use crate::link::LinkShared;
 use crate::registry::Sessions;
 use crate::session::Session;
 
+/// The pause between two checks whether a session has ended.
+const CHECK_EVERY: Duration = Duration::from_millis(5);
 /// How many operations travel together.
 const BATCH: usize = 256;
 
@@ -113,6 +116,36 @@ impl<C: SessionConnection> SessionStore<C> {
         slot.ok_or_else(|| self.exhausted())
             .and_then(|mut slot| self.run(&mut slot, deadline, &*self.connect, work))
             .map_err(Failure::into_error)
+    }
+
+    /// Ends a session if it holds a name, and waits until the name is free. Only the session itself can free a single name
+    /// of its own, so all its names are freed. Returns false if it does not hold the name.
+    ///
+    /// # Errors
+    /// The server did not do so until `deadline`.
+    pub fn force_release(
+        &self,
+        name: &C::Name,
+        session: C::Id,
+        deadline: HostInstant,
+    ) -> Result<bool, Error> {
+        let ended = self.run_apart(deadline, |connection| connection.end_holder(name, session));
+        let holds = || {
+            let holders = self.run_apart(deadline, |connection| connection.holders(name))?;
+            Ok(holders.iter().any(|it| C::is_session(session, *it)))
+        };
+        if let Err(error) = ended {
+            return if holds()? { Err(error) } else { Ok(false) };
+        }
+        // The server ends the session in the background, and sends no notification.
+        while holds()? {
+            if self.clock.now() >= deadline {
+                let text = "the server is ending the session that holds the lock, and has not finished; ask again who holds the name";
+                return Err(unknown(text).into_error());
+            }
+            thread::sleep(CHECK_EVERY);
+        }
+        Ok(true)
     }
 
     /// Returns a slot of the pool as soon as one is free, or a session that takes a name: what `shared`
