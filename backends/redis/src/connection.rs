@@ -31,8 +31,8 @@ pub(crate) struct Connection {
     has_replied: bool,
     /// Whether a part of a message may have arrived.
     is_in_message: bool,
-    /// The release that was sent and not waited for.
-    release: SentRelease,
+    /// Whether a release was sent whose reply is to be read before all others.
+    pub(crate) owes_release: bool,
     /// The end of the grace after the server's start, if the options ask for that.
     pub(crate) grace: Option<RestartGrace>,
     /// Whether the primary has moved since, if sentinels name it.
@@ -46,17 +46,10 @@ pub(crate) struct MoveSeen {
     pub(crate) seen: u64,
 }
 
-/// A release that is sent on a connection and not waited for. The next exchange reads its reply first.
-enum SentRelease {
-    None,
-    Owed,
-    Replied(Value),
-}
-
 impl lockkeeper_remote::Connection for Connection {
     fn is_quiet(&mut self, limit: Duration) -> bool {
         // The reply to a release may wait to be read. The connection was used a few milliseconds ago.
-        self.is_current() && (self.owes_release() || self.link.is_quiet(limit))
+        self.is_current() && (self.owes_release || self.link.is_quiet(limit))
     }
 
     fn give_back(mut self) {
@@ -74,7 +67,7 @@ impl Connection {
             is_new: true,
             has_replied: false,
             is_in_message: false,
-            release: SentRelease::None,
+            owes_release: false,
             grace: None,
             move_seen: None,
             server,
@@ -110,37 +103,22 @@ impl Connection {
     /// # Errors
     /// A part of it may have been sent: the connection must be closed.
     pub(crate) fn send_release(&mut self, packed: &[u8]) -> Result<bool, RedisError> {
-        if self.is_new || self.owes_release() || !self.is_current() {
+        if self.is_new || self.owes_release || !self.is_current() {
             return Ok(false);
         }
         let is_sent = self.link.send_at_once(packed)?;
         if is_sent {
             self.open.counts().add_commands(1);
-            self.release = SentRelease::Owed;
+            self.owes_release = true;
         }
         Ok(is_sent)
     }
 
-    /// Returns whether the reply to a release is still to be read.
-    pub(crate) fn owes_release(&self) -> bool {
-        matches!(self.release, SentRelease::Owed)
-    }
-
-    /// Returns the reply to the release, if an exchange has read it.
-    pub(crate) fn take_release(&mut self) -> Option<Value> {
-        match std::mem::replace(&mut self.release, SentRelease::None) {
-            SentRelease::Replied(reply) => Some(reply),
-            none_or_owed => {
-                self.release = none_or_owed;
-                None
-            }
-        }
-    }
-
-    /// Reads the reply to the release, if it is owed.
-    fn receive_release(&mut self) -> Result<(), RedisError> {
-        if self.owes_release() {
-            self.release = SentRelease::Replied(self.receive()?);
+    /// Appends the reply to the release, if it is owed.
+    fn receive_release(&mut self, answers: &mut Vec<Value>) -> Result<(), RedisError> {
+        if self.owes_release {
+            answers.push(self.receive()?);
+            self.owes_release = false;
         }
         Ok(())
     }
@@ -213,8 +191,8 @@ impl Connection {
         Ok(answers)
     }
 
-    /// Sends `count` commands and appends their replies to `answers`. After a failure it has those that
-    /// came before. The reply to a release that was sent before is read first.
+    /// Sends `count` commands and appends their replies to `answers`, behind that to a release that was sent before. After
+    /// a failure it has those that came before.
     pub(crate) fn exchange_into(
         &mut self,
         answers: &mut Vec<Value>,
@@ -234,7 +212,7 @@ impl Connection {
             // waiting.
             if is_unsent
                 && !error.is_timeout()
-                && self.receive_release().is_ok()
+                && self.receive_release(answers).is_ok()
                 && let Ok(answer @ Value::ServerError(_)) = self.receive()
             {
                 answers.push(answer);
@@ -247,7 +225,7 @@ impl Connection {
                 Failure::Unanswered(error)
             });
         }
-        let released = self.receive_release();
+        let released = self.receive_release(answers);
         released.map_err(|error| Failure::Unanswered(self.unread(error)))?;
         for _ in 0..count {
             let answer = self.receive();

@@ -196,11 +196,32 @@ impl Locks {
         }
         for _ in 0..MAX_NODES {
             let mut further = Vec::new();
-            for mut group in self.in_order(groups) {
-                group.run();
-                for call in group.calls {
-                    if let Some((node, way)) = self.further(call, &group.node, group.way) {
-                        add(&mut further, node, way, call);
+            for group in self.in_order(groups) {
+                let Group {
+                    node,
+                    way,
+                    sent,
+                    mut calls,
+                } = group;
+                let latest = calls.iter().map(|call| call.deadline).max();
+                let latest = latest.unwrap_or_else(|| self.clock.now());
+                // A call comes from another node with its refusal.
+                for call in calls.iter_mut().filter(|call| !call.is_sent()) {
+                    call.state = State::Unanswered;
+                }
+                node.run(&mut calls, way, sent, latest, None);
+                let now = self.clock.now();
+                let repeated = calls.iter_mut().map(|call| call.repeat_renewal(now));
+                if repeated.fold(false, |any, repeats| any | repeats) {
+                    node.run(&mut calls, way, None, latest, None);
+                }
+                // After a fail-over a node of a cluster has leases that it did not grant.
+                if calls.iter().any(|call| call.is_live()) {
+                    node.listener.note_grant();
+                }
+                for call in calls {
+                    if let Some((next, way)) = self.further(call, &node, way) {
+                        add(&mut further, next, way, call);
                     }
                 }
             }
@@ -230,34 +251,6 @@ impl Locks {
         }
         let owner = self.topology.owner(&call.key, call.deadline).ok()?;
         (owner.endpoint != tried.endpoint || way == Way::Next).then_some((owner, Way::Owner))
-    }
-}
-
-impl Group<'_, '_> {
-    fn run(&mut self) {
-        let Self {
-            node,
-            way,
-            sent,
-            calls,
-        } = self;
-        let Some(latest) = calls.iter().map(|call| call.deadline).max() else {
-            return;
-        };
-        // A call comes from another node with its refusal.
-        for call in calls.iter_mut().filter(|call| !call.is_sent()) {
-            call.state = State::Unanswered;
-        }
-        node.run(calls, *way, sent.take(), latest, None);
-        let now = node.clock.now();
-        let repeated = calls.iter_mut().map(|call| call.repeat_renewal(now));
-        if repeated.fold(false, |any, repeats| any | repeats) {
-            node.run(calls, *way, None, latest, None);
-        }
-        // After a fail-over a node of a cluster has leases that it did not grant.
-        if calls.iter().any(|call| call.is_live()) {
-            node.listener.note_grant();
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Error, ErrorKind, HostInstant};
-use lockkeeper_remote::{Failure, PooledConn, senseless};
+use lockkeeper_remote::{Failure, Pool, PooledConn, senseless};
 use redis::{Value, cmd};
 
 use super::call::{Call, State, unknown};
@@ -65,12 +65,12 @@ impl Node {
                 false => ran,
             }
         };
-        let ran = match sent {
-            Some(sent) => self.with_sent(until, sent, work),
-            None if is_spare => self.with_spare_connection(until, work),
-            None => self.with_connection(until, work),
+        let checkout = |pool: &Pool<Connection>, limit| match sent {
+            Some(sent) => Some(sent),
+            None if is_spare => pool.checkout_spare(limit),
+            None => pool.checkout(limit),
         };
-        if let Err(failure) = ran {
+        if let Err(failure) = self.with_slot(until, checkout, work) {
             let unanswered = calls.iter_mut().filter(|call| call.is_unanswered());
             unanswered.for_each(|call| call.fail(failure.clone()));
         }
@@ -126,17 +126,19 @@ impl Node {
                 commands.extend(call.command(self, now, left, loads));
                 count += way.commands();
             }
-            if count == 0 && !connection.owes_release() {
+            let owes_release = connection.owes_release;
+            if count == 0 && !owes_release {
                 return Ok(());
             }
-            let mut replies = Vec::with_capacity(count);
+            let mut replies = Vec::with_capacity(count + 1);
             let mut result = connection.exchange_into(&mut replies, &commands, count, left);
-            if let Some(reply) = connection.take_release() {
+            let mut replies = replies.into_iter();
+            if owes_release && let Some(reply) = replies.next() {
                 result = result.and_then(|()| self.take_release(calls, reply));
             }
             // The reply to ASKING comes first.
             let per_call = way.commands();
-            let replies = replies.into_iter().skip(per_call - 1).step_by(per_call);
+            let replies = replies.skip(per_call - 1).step_by(per_call);
             let asked = calls.iter_mut().filter(|call| call.is_unanswered());
             for (call, reply) in asked.zip(replies) {
                 match from_primary(reply) {

@@ -179,33 +179,14 @@ impl Node {
         until: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        self.with_slot(until, |limit| self.pool.checkout(limit), work)
+        self.with_slot(until, Pool::checkout, work)
     }
 
-    /// Runs `work` for a caller that holds nothing: it never uses the last connection of several, which
-    /// renewals and releases need.
-    pub(crate) fn with_spare_connection<T>(
+    /// Runs `work` on a connection that `checkout` returns within a time.
+    pub(crate) fn with_slot<T>(
         &self,
         until: HostInstant,
-        work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        self.with_slot(until, |limit| self.pool.checkout_spare(limit), work)
-    }
-
-    /// Runs `work` on the connection on which a release was sent, or another one in its place.
-    pub(crate) fn with_sent<T>(
-        &self,
-        until: HostInstant,
-        sent: PooledConn<Connection>,
-        work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        self.with_slot(until, |_| Some(sent), work)
-    }
-
-    fn with_slot<T>(
-        &self,
-        until: HostInstant,
-        checkout: impl FnOnce(Duration) -> Option<PooledConn<Connection>>,
+        checkout: impl FnOnce(&Pool<Connection>, Duration) -> Option<PooledConn<Connection>>,
         mut work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let remote = &self.options.remote;
@@ -214,7 +195,7 @@ impl Node {
             // The node has not failed.
             return Err(no_time());
         }
-        let slot = checkout(left.min(remote.response_timeout));
+        let slot = checkout(&self.pool, left.min(remote.response_timeout));
         let mut slot = slot.ok_or_else(|| {
             let advice = ", or find what makes the server slow";
             let server = &self.connector.server;
