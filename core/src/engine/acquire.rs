@@ -19,6 +19,7 @@ use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
 
 use super::Engine;
 use super::backoff::Limits;
+use super::head::HeadPermit;
 use super::health::{Health, outlasted};
 use super::hold::acquired::Acquired;
 use super::key::Key;
@@ -240,7 +241,11 @@ impl<'e> Acquisition<'_, 'e> {
             }
         };
         match given {
-            Given::HeadPermit => self.acquire_as_head(),
+            Given::HeadPermit => {
+                let mut permit = HeadPermit::new(engine, self.key, self.part.get());
+                let answer = self.acquire_from_store(&mut permit);
+                permit.end(answer)
+            }
             Given::Hold(hold, number) => {
                 let acquired = Acquired::new(hold, number);
                 if request.is_cancelled() {

@@ -1,13 +1,15 @@
-//! Background threads use the engine without keeping it alive, and its end waits for them.
+//! Background threads, and their jobs. They use the engine without keeping it alive, and its end waits for them.
 
 use std::convert::Infallible;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use crate::error::Error;
 use crate::sync::lock;
 
-use super::Engine;
+use super::{Engine, Job, JobKind};
 
 /// The background threads that use the engine now. Each has a sender of a channel that carries nothing, and the
 /// receiver notices when the last sender is dropped. `None` after the end.
@@ -61,5 +63,42 @@ impl Engine {
             engine: Arc::clone(self),
             _in_use: self.background.begin(),
         }
+    }
+
+    /// Starts the thread that watches deadlines, once. It uses the engine only while it polls: the
+    /// engine ends with its last keeper and guard, and the thread with the engine.
+    pub(super) fn start_timer(self: &Arc<Self>) -> Result<(), Error> {
+        if self.is_started.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
+        self.timer.start("lockkeeper-watch", move |tick| {
+            background.with(&weak, |engine| engine.poll(tick))
+        })?;
+        self.is_started.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Schedules `jobs` on the keeper's threads. Returns true if jobs are queued and more threads could join: call it again,
+    /// after [`MAX_QUEUED`].
+    pub(super) fn start_work(self: &Arc<Self>, jobs: Vec<(JobKind, Job)>) -> bool {
+        let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
+        let run = move |job| match job {
+            Job::Send { used, part, number } => used.engine.send_batches(part, number),
+            Job::Return(used, what) => used.engine.carry_back(what),
+            Job::Renew(part, batch) => {
+                background.with(&weak, |engine| engine.renew_batch(part, &batch));
+            }
+            Job::NotifyLost(hold) => {
+                background.with(&weak, |engine| engine.notify_lost(&hold));
+            }
+            Job::NotifyOutages => {
+                background.with(&weak, |engine| engine.notify_outages());
+            }
+        };
+        let may_hang = jobs
+            .iter()
+            .any(|(kind, _)| matches!(kind, JobKind::Return(_)));
+        self.threads.push(jobs, may_hang, &run)
     }
 }

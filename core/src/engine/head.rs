@@ -22,13 +22,10 @@ use super::{ATTEMPT_LIMIT, Engine};
 
 impl Acquisition<'_, '_> {
     /// Acquires the name from the store as the head of its queue.
-    pub(super) fn acquire_as_head(&self) -> Result<Option<Acquired>, Error> {
-        let mut permit = HeadPermit::new(self.engine, self.key, self.part.get());
-        let answer = self.acquire_from_store(&mut permit);
-        permit.end(answer)
-    }
-
-    fn acquire_from_store(&self, permit: &mut HeadPermit<'_>) -> Result<Option<Arc<Hold>>, Error> {
+    pub(super) fn acquire_from_store(
+        &self,
+        permit: &mut HeadPermit<'_>,
+    ) -> Result<Option<Arc<Hold>>, Error> {
         let (engine, request) = (self.engine, &self.request);
         if request.is_cancelled() {
             return Err(engine.cancelled());

@@ -22,22 +22,8 @@ use super::travel::settlement::Settlement;
 use super::{Engine, Job, JobKind};
 
 impl Engine {
-    /// Starts the thread that watches deadlines, once. It uses the engine only while it polls: the
-    /// engine ends with its last keeper and guard, and the thread with the engine.
-    pub(super) fn start_timer(self: &Arc<Self>) -> Result<(), Error> {
-        if self.is_started.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
-        self.timer.start("lockkeeper-watch", move |tick| {
-            background.with(&weak, |engine| engine.poll(tick))
-        })?;
-        self.is_started.store(true, Ordering::Release);
-        Ok(())
-    }
-
     /// Hands what is due to the workers. Returns when to poll again.
-    fn poll(self: &Arc<Self>, tick: Tick) -> HostInstant {
+    pub(super) fn poll(self: &Arc<Self>, tick: Tick) -> HostInstant {
         let now = tick.now;
         if tick.jumped {
             self.queue.unpark_all();
@@ -102,38 +88,6 @@ impl Engine {
         next
     }
 
-    /// Schedules `jobs` on the keeper's threads. Returns true if jobs are queued and more threads could join: call it again,
-    /// after [`MAX_QUEUED`].
-    pub(super) fn start_work(self: &Arc<Self>, jobs: Vec<(JobKind, Job)>) -> bool {
-        let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
-        let run = move |job| match job {
-            Job::Send { used, part, number } => used.engine.send_batches(part, number),
-            Job::Return(used, what) => used.engine.carry_back(what),
-            job => {
-                background.with(&weak, |engine| engine.run(job));
-            }
-        };
-        let may_hang = jobs
-            .iter()
-            .any(|(kind, _)| matches!(kind, JobKind::Return(_)));
-        self.threads.push(jobs, may_hang, &run)
-    }
-
-    fn run(self: &Arc<Self>, job: Job) {
-        match job {
-            Job::Send { .. } | Job::Return(..) => {}
-            Job::Renew(part, batch) => {
-                self.renew_batch(part, &batch);
-                let checks = &self.parts.get(part).health.checks;
-                if checks.end_renewals(1, self.clock.now()) {
-                    self.timer.note(HostInstant::from_nanos(0));
-                }
-            }
-            Job::NotifyLost(hold) => self.notify_lost(&hold),
-            Job::NotifyOutages => self.notify_outages(),
-        }
-    }
-
     /// Reports a loss to the observer and runs the callbacks of the guards that had the hold.
     pub(super) fn notify_lost(&self, hold: &Arc<Hold>) {
         let lock = self.observed_hold(hold);
@@ -150,7 +104,7 @@ impl Engine {
     }
 
     /// Renews leases of a part; each gets its answer.
-    fn renew_batch(self: &Arc<Self>, part: usize, holds: &[Arc<Hold>]) {
+    pub(super) fn renew_batch(self: &Arc<Self>, part: usize, holds: &[Arc<Hold>]) {
         let (clock, round) = (&*self.clock, self.parts.get(part).health.checks.rounds());
         let take = |hold: &Arc<Hold>| Some((Arc::clone(hold), hold.take_to_renew(clock)?));
         let taken: Vec<_> = holds.iter().filter_map(take).collect();
@@ -171,6 +125,10 @@ impl Engine {
             };
             // The observer has the error.
             let _ = self.settle_renewal(&hold, answer, &asked);
+        }
+        let checks = &self.parts.get(part).health.checks;
+        if checks.end_renewals(1, clock.now()) {
+            self.timer.note(HostInstant::from_nanos(0));
         }
     }
 

@@ -272,7 +272,8 @@ impl Engine {
         let asked_at = self.clock.now();
         let mut prepared = Prepared::of(&mut request, &*self.clock);
         let mut batch = [prepared.operation()];
-        let is_done = self.call(&mut batch);
+        // A panic ends neither the keeper's own threads nor the thread that drops a guard.
+        let is_done = run_caught(|| self.provider.batch(&mut batch)).is_some();
         let [operation] = batch;
         let found = found(operation, part, is_done);
         let (request_of, found_of) = (slice::from_ref(&request), slice::from_ref(&found));
@@ -287,7 +288,7 @@ impl Engine {
         let prepared = requests.iter_mut().map(|it| Prepared::of(it, &*self.clock));
         let mut prepared: Vec<_> = prepared.collect();
         let mut batch: Vec<_> = prepared.iter_mut().map(Prepared::operation).collect();
-        let is_done = self.call(&mut batch);
+        let is_done = run_caught(|| self.provider.batch(&mut batch)).is_some();
         let found = batch.into_iter().map(|it| found(it, part, is_done));
         let mut found: Vec<_> = found.collect();
         self.note_batch((part, asked_at), &requests, &found);
@@ -306,12 +307,6 @@ impl Engine {
         let all = requests.into_iter().zip(found);
         all.map(|(request, found)| request.answered(found))
             .collect()
-    }
-
-    /// Returns whether the backend returned. A panic ends neither the keeper's own threads nor the thread that drops a
-    /// guard.
-    fn call(&self, batch: &mut [Operation<'_, ErasedLease>]) -> bool {
-        run_caught(|| self.provider.batch(batch)).is_some()
     }
 }
 
