@@ -112,7 +112,11 @@ impl SessionConnection for Connection {
     }
 
     fn holders(&mut self, name: &EncodedName) -> Result<Vec<SessionId>, Failure> {
-        Ok(Vec::from_iter(self.holder(name)?))
+        let row = self.execute(statements::HOLDER, name)?;
+        Ok(number(&row, 0)
+            .map(|id| self.id_of(id))
+            .into_iter()
+            .collect())
     }
 
     fn end_holder(&mut self, name: &EncodedName, session: SessionId) -> Result<(), Failure> {
@@ -122,14 +126,6 @@ impl SessionConnection for Connection {
             )));
         }
         self.run(&statements::end_holder(name, session.id))
-    }
-}
-
-impl Connection {
-    /// Returns the session that holds the name.
-    pub(crate) fn holder(&mut self, name: &EncodedName) -> Result<Option<SessionId>, Failure> {
-        let row = self.execute(statements::HOLDER, name)?;
-        Ok(number(&row, 0).map(|id| self.id_of(id)))
     }
 }
 

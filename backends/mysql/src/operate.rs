@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
+use lockkeeper_sessions::SessionConnection as _;
 use mysql::Row;
 
+use crate::connection::Connection;
 use crate::names::EncodedName;
 use crate::provider::Store;
 use crate::statements::run::{Run, SessionId};
@@ -27,9 +29,10 @@ impl Admin for Store {
         let mut held: Vec<_> = match name {
             Some(name) => {
                 let encoded = EncodedName::new(&self.locks.namespace, name.as_str());
-                let holder = self.holder(&encoded, deadline)?;
+                let holders = |connection: &mut Connection| connection.holders(&encoded);
+                let holders = self.locks.run_apart(deadline, holders)?;
                 let held = |session| held_name(name.as_str(), &encoded, session);
-                Vec::from_iter(holder.map(held))
+                holders.into_iter().map(held).collect()
             }
             None => {
                 let listed = self.listed(deadline)?.into_iter();
@@ -118,11 +121,6 @@ impl Store {
     fn rows(&self, sql: &str, deadline: HostInstant) -> Result<Vec<Row>, Error> {
         self.locks
             .run_apart(deadline, |connection| connection.rows(sql))
-    }
-
-    fn holder(&self, name: &EncodedName, until: HostInstant) -> Result<Option<SessionId>, Error> {
-        self.locks
-            .run_apart(until, |connection| connection.holder(name))
     }
 
     /// Returns the named locks of the server that are leases, with the session of each.
