@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let settings: Settings = toml::from_str(&file)?;
     let keeper = lockkeeper::open_config(&settings.locks)?;
-    let done = keeper.with_lock("nightly-report", |guard| {
+    let done = keeper.run_locked("nightly-report", |guard| {
         format!("held on {} with token {}", keeper.backend(), guard.token())
     })?;
     println!("{}", done.held()?);

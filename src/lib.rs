@@ -66,7 +66,7 @@
 //! drop(first);
 //!
 //! // Runs a closure under the lock. `held` fails if the lock was lost before the closure ended.
-//! let pages = keeper.with_lock("report", |_guard| 42)?.held()?;
+//! let pages = keeper.run_locked("report", |_guard| 42)?.held()?;
 //! assert_eq!(pages, 42);
 //!
 //! // Every option of one acquisition: wait, lease policy, cancel token.
@@ -76,6 +76,20 @@
 //! assert!(fixed.is_some());
 //! # Ok::<(), lockkeeper::Error>(())
 //! ```
+//!
+//! Which call?
+//!
+//! | the wait, and a busy lock | one name | shared | several names | a permit |
+//! |---|---|---|---|---|
+//! | the keeper's `wait`; busy is an error | [`lock`](LockKeeper::lock) | [`lock_shared`](LockKeeper::lock_shared) | [`lock_all`](LockKeeper::lock_all) | [`acquire`](Semaphore::acquire) |
+//! | none: one attempt; busy is `None` | [`try_lock`](LockKeeper::try_lock) | [`try_lock_shared`](LockKeeper::try_lock_shared) | [`try_lock_all`](LockKeeper::try_lock_all) | [`try_acquire`](Semaphore::try_acquire) |
+//! | at most a time; busy is `None` | [`try_lock_for`](LockKeeper::try_lock_for) | [`try_lock_shared_for`](LockKeeper::try_lock_shared_for) | [`try_lock_all_for`](LockKeeper::try_lock_all_for) | [`try_acquire_for`](Semaphore::try_acquire_for) |
+//! | until a deadline; busy is `None` | [`try_lock_until`](LockKeeper::try_lock_until) | [`try_lock_shared_until`](LockKeeper::try_lock_shared_until) | [`try_lock_all_until`](LockKeeper::try_lock_all_until) | [`try_acquire_until`](Semaphore::try_acquire_until) |
+//! | [`AcquireOptions`]; busy is an error | [`lock_with`](LockKeeper::lock_with) | [`lock_shared_with`](LockKeeper::lock_shared_with) | [`lock_all_with`](LockKeeper::lock_all_with) | – |
+//! | [`AcquireOptions`]; busy is `None` | [`acquire`](LockKeeper::acquire) | [`acquire`](LockKeeper::acquire) with [`Mode::Shared`] | [`acquire_all`](LockKeeper::acquire_all) | [`acquire_with`](Semaphore::acquire_with) |
+//!
+//! [`run_locked`](LockKeeper::run_locked) calls a closure under the lock, [`run_tick`](LockKeeper::run_tick) at each tick of
+//! a schedule, and [`lead`](LockKeeper::lead) for as long as this process leads.
 //!
 //! A busy lock, an unreachable store and a reply that never came are three different outcomes; see
 //! [`ErrorKind`]. The error's text says what happened and what to do, and
@@ -141,6 +155,10 @@
 //! accounts.ensure_held()?; // fails if either is lost
 //! assert!(keeper.try_lock_all(["account:3", "account:5"])?.is_none());
 //! assert!(keeper.try_lock("account:5")?.is_some()); // none of a set is held, if not all are
+//! // A name can have a mode of its own.
+//! let seat = keeper.lock_all([("hall", lockkeeper::Mode::Shared), ("seat:42", lockkeeper::Mode::Exclusive)])?;
+//! assert!(keeper.try_lock_shared("hall")?.is_some());
+//! # drop(seat);
 //! for (name, token) in accounts.tokens() {
 //!     println!("{name}: {token}");
 //! }
@@ -341,8 +359,8 @@ pub use lockkeeper_core::{
     AcquireOptions, AsLockName, CancelRegistration, CancelToken, Capability, CommitProof, Config,
     Error, ErrorKind, FencingToken, InSet, Leader, LeasePolicy, LockGuard, LockGuards, LockKeeper,
     LockKeeperBuilder, LockName, LostSignal, MAX_PERMITS, Mode, ObservedLock, Observer, Outage,
-    Permit, ReentrantGuard, ReentrantKeeper, Released, Semaphore, Ticket, TransactionLock, Usage,
-    Wait, WaitOutcome, WithLock,
+    Permit, ReentrantGuard, ReentrantKeeper, Released, RunLocked, Semaphore, Ticket,
+    TransactionLock, Usage, Wait, WaitOutcome,
 };
 
 /// What operators ask a store: see [`LockKeeper::admin`].
@@ -361,14 +379,18 @@ pub mod clock {
 
 /// What the author of a backend needs: [`Backend`](backend::Backend) for a store, and
 /// [`Driver`](backend::Driver) to open it by a URL.
+///
+/// It is for a backend inside of a program. A backend in a package of its own depends on `lockkeeper-core`, which has the
+/// same types, and its tests on `lockkeeper-conformance`.
 pub mod backend {
     #[doc(inline)]
     pub use lockkeeper_core::{
-        AcquireRequest, AttemptRequest, Backend, Capabilities, Capability, Driver, Drivers,
-        ErasedLease, Grant, Key, KeySpec, KeyValue, LeaseId, LeaseVerifier, LeaseVerifiers,
-        LockProvider, MEMBER, Member, OpenContext, OpenOptions, Operation, Owner, Proof,
-        ProofValue, ReleaseDispatch, ReleaseRequest, RenewRequest, Renewal, SentRelease, StoreInfo,
-        StoreUrl, Takes, Tick, Timer, TransactionLockSql, epoch_at, epochs_in, limit_mismatch,
+        AcquireRequest, AttemptRequest, Backend, COMMON_KEYS, Capabilities, Capability, Driver,
+        Drivers, ErasedLease, Grant, Key, KeySpec, KeyValue, LeaseId, LeaseVerifier,
+        LeaseVerifiers, LockProvider, MAX_EPOCH, MAX_HANDOVERS, MEMBER, Member, OpenContext,
+        OpenOptions, Operation, Owner, Proof, ProofValue, ReleaseDispatch, ReleaseRequest,
+        RenewRequest, Renewal, SentRelease, StoreInfo, StoreUrl, Takes, Tick, Timer,
+        TransactionLockSql, epoch_at, epochs_in, limit_mismatch,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

@@ -260,14 +260,14 @@ impl LockKeeper {
     ///
     /// # Errors
     /// As [`lock`](Self::lock). Then `work` was not called.
-    pub fn with_lock<T>(
+    pub fn run_locked<T>(
         &self,
         name: impl AsLockName,
         work: impl FnOnce(&LockGuard) -> T,
-    ) -> Result<WithLock<T>, Error> {
+    ) -> Result<RunLocked<T>, Error> {
         let guard = self.lock(name)?;
         let value = work(&guard);
-        Ok(WithLock {
+        Ok(RunLocked {
             value,
             released: guard.release(),
         })
@@ -450,10 +450,10 @@ impl fmt::Debug for LockKeeper {
     }
 }
 
-/// The result of [`LockKeeper::with_lock`].
+/// The result of [`LockKeeper::run_locked`].
 #[derive(Debug)]
 #[must_use = "the release may have found that the lock was lost during the work"]
-pub struct WithLock<T> {
+pub struct RunLocked<T> {
     /// The value that the work returned.
     pub value: T,
     /// The result of the release: [`Released::AlreadyLost`] if the lock was lost before the work
@@ -461,7 +461,7 @@ pub struct WithLock<T> {
     pub released: Result<Released, Error>,
 }
 
-impl<T> WithLock<T> {
+impl<T> RunLocked<T> {
     /// Returns the value, if the lock was held until the work was done.
     ///
     /// # Errors

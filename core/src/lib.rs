@@ -54,7 +54,7 @@ pub use keeper::schedule::Leader;
 pub use keeper::semaphore::{Permit, Semaphore};
 pub use keeper::ticket::Ticket;
 pub use keeper::transaction_lock::TransactionLock;
-pub use keeper::{LockKeeper, WithLock};
+pub use keeper::{LockKeeper, RunLocked};
 pub use mode::{MAX_PERMITS, Mode, limit_mismatch};
 pub use name::{AsLockName, LockName, MAX_NAME_BYTES};
 pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, OpenOptions, Outage, Wait};

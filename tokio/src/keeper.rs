@@ -94,7 +94,7 @@ impl AsyncKeeper {
     ///
     /// # Errors
     /// As [`lock`](Self::lock).
-    pub async fn with_lock<T: Send + 'static>(
+    pub async fn run_locked<T: Send + 'static>(
         &self,
         name: impl AsLockName,
         work: impl FnOnce(&LockGuard) -> T + Send + 'static,

@@ -24,7 +24,7 @@
 //! ```
 //!
 //! # Blocking work
-//! If the work under the lock blocks, as Diesel and rusqlite do, use [`AsyncKeeper::with_lock`]: one closure on one
+//! If the work under the lock blocks, as Diesel and rusqlite do, use [`AsyncKeeper::run_locked`]: one closure on one
 //! thread locks, works and releases.
 //!
 //! # How many threads

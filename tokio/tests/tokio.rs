@@ -196,18 +196,18 @@ fn guard_is_released_outside_of_a_runtime() {
 #[tokio::test]
 async fn with_lock_locks_for_one_closure_and_passes_its_panic_on() {
     let keeper = open("memory:").0;
-    let token = keeper.with_lock("a", LockGuard::token).await.unwrap();
+    let token = keeper.run_locked("a", LockGuard::token).await.unwrap();
     let guard: AsyncGuard = keeper.lock("a").await.unwrap();
     assert!(guard.token() > token);
     drop(guard);
     let panics = keeper.clone();
     let task = tokio::spawn(async move {
-        let work = panics.with_lock("a", |_| std::panic::panic_any("no seat"));
+        let work = panics.run_locked("a", |_| std::panic::panic_any("no seat"));
         work.await
     });
     let panic = task.await.unwrap_err().into_panic();
     assert_eq!(panic.downcast_ref(), Some(&"no seat"));
     assert!(keeper.try_lock("a").await.unwrap().is_some());
-    let refused = keeper.with_lock("", |_| ()).await.unwrap_err();
+    let refused = keeper.run_locked("", |_| ()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidName);
 }

@@ -16,7 +16,7 @@ pub(super) fn release_frees_the_name_at_once(rig: &Rig<'_>) -> Outcome {
         assert!(is_busy(&other, "a"));
         assert_eq!(guard.release().expect("the store replies"), Released::Done);
         rig.nothing_left();
-        let work = other.with_lock("a", |guard| {
+        let work = other.run_locked("a", |guard| {
             assert!(guard.is_held());
             assert!(is_busy(&keeper, "a"));
             42

@@ -17,8 +17,6 @@ use crate::contract::sql::Proof;
 use crate::contract::sql::TransactionLockSql;
 use crate::contract::verifier::LeaseVerifier;
 use crate::error::Error;
-#[cfg(doc)]
-use crate::error::ErrorKind;
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::process_id::process_id;
@@ -95,7 +93,7 @@ pub trait LockProvider: StoreInfo {
     /// Renews a lease by a batch of one.
     ///
     /// # Errors
-    /// As [`Backend::renew`](crate::Backend::renew), and [`ErrorKind::Incompatible`] for a lease of
+    /// As [`Backend::renew`](crate::Backend::renew), and [`ErrorKind::Incompatible`](crate::ErrorKind::Incompatible) for a lease of
     /// another type of provider.
     fn renew(
         &self,
@@ -115,7 +113,7 @@ pub trait LockProvider: StoreInfo {
     /// Releases a lease by a batch of one.
     ///
     /// # Errors
-    /// As [`Backend::release`](crate::Backend::release), and [`ErrorKind::Incompatible`] for a lease
+    /// As [`Backend::release`](crate::Backend::release), and [`ErrorKind::Incompatible`](crate::ErrorKind::Incompatible) for a lease
     /// of another type of provider.
     fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
         release_alone(|one| self.batch(one), lease, deadline)
@@ -131,7 +129,7 @@ pub trait LockProvider: StoreInfo {
     /// Renews a lease that no process has from then on: [`Backend::detach`](crate::Backend::detach).
     ///
     /// # Errors
-    /// As [`Backend::detach`](crate::Backend::detach), and [`ErrorKind::Incompatible`] for a lease of another type of
+    /// As [`Backend::detach`](crate::Backend::detach), and [`ErrorKind::Incompatible`](crate::ErrorKind::Incompatible) for a lease of another type of
     /// provider.
     fn detach(
         &self,

@@ -2,12 +2,10 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::contract::provider::Released;
 use crate::error::Error;
-#[cfg(doc)]
-use crate::error::ErrorKind;
 use crate::keeper::LockKeeper;
 use crate::keeper::guard::LockGuard;
 use crate::mode::Mode;
@@ -45,10 +43,10 @@ impl LockKeeper {
     /// contact the store.
     ///
     /// All programs have to use the same limit. While permits of another limit are held, acquiring one is
-    /// [`ErrorKind::LimitMismatch`].
+    /// [`ErrorKind::LimitMismatch`](crate::ErrorKind::LimitMismatch).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] and [`ErrorKind::InvalidLimit`]. [`ErrorKind::Unsupported`] if the store
+    /// [`ErrorKind::InvalidName`](crate::ErrorKind::InvalidName) and [`ErrorKind::InvalidLimit`](crate::ErrorKind::InvalidLimit). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store
     /// does not declare [`Capability::Permits`](crate::Capability::Permits), or has a smaller limit.
     pub fn semaphore(&self, name: impl AsLockName, permits: u32) -> Result<Semaphore, Error> {
         let name = name.as_lock_name()?.into_owned();
@@ -67,8 +65,8 @@ impl Semaphore {
     /// Acquires a permit, and waits for it at most the keeper's default wait.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if all permits were held until the end of the wait.
-    /// [`ErrorKind::LimitMismatch`]. Other errors as for [`LockKeeper::lock`].
+    /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) if all permits were held until the end of the wait.
+    /// [`ErrorKind::LimitMismatch`](crate::ErrorKind::LimitMismatch). Other errors as for [`LockKeeper::lock`].
     pub fn acquire(&self) -> Result<Permit, Error> {
         let guard = self.keeper.lock_in(&self.name, self.mode)?;
         Ok(Permit { guard })
@@ -77,7 +75,7 @@ impl Semaphore {
     /// Acquires a permit if one is free, in one attempt. `None` if all are held.
     ///
     /// # Errors
-    /// [`ErrorKind::LimitMismatch`]; others as [`LockKeeper::try_lock`].
+    /// [`ErrorKind::LimitMismatch`](crate::ErrorKind::LimitMismatch); others as [`LockKeeper::try_lock`].
     pub fn try_acquire(&self) -> Result<Option<Permit>, Error> {
         self.try_acquire_for(Duration::ZERO)
     }
@@ -90,10 +88,18 @@ impl Semaphore {
         self.acquire_with(&AcquireOptions::new().wait(wait))
     }
 
+    /// Acquires a permit, and waits at most until `deadline`. `None` if all were held until then.
+    ///
+    /// # Errors
+    /// As [`try_acquire`](Self::try_acquire).
+    pub fn try_acquire_until(&self, deadline: Instant) -> Result<Option<Permit>, Error> {
+        self.try_acquire_for(deadline.saturating_duration_since(Instant::now()))
+    }
+
     /// Acquires a permit with options. Their mode is that of this semaphore.
     ///
     /// # Errors
-    /// As [`LockKeeper::acquire`], and [`ErrorKind::LimitMismatch`].
+    /// As [`LockKeeper::acquire`], and [`ErrorKind::LimitMismatch`](crate::ErrorKind::LimitMismatch).
     pub fn acquire_with(&self, options: &AcquireOptions) -> Result<Option<Permit>, Error> {
         let options = options.clone().mode(self.mode);
         let guard = self.keeper.acquire(&self.name, &options)?;

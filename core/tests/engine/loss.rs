@@ -194,10 +194,10 @@ fn panics_whose_payload_panics_end_no_thread_of_the_keeper() {
 #[test]
 fn with_lock_returns_the_value_and_whether_the_lock_was_held() {
     let (store, keeper) = scripted();
-    let done = keeper.with_lock("a", |guard| guard.token().get()).unwrap();
+    let done = keeper.run_locked("a", |guard| guard.token().get()).unwrap();
     assert_eq!(done.value, 1 << 7);
     assert_eq!(done.held().unwrap(), 1 << 7);
-    let done = keeper.with_lock("a", |_| store.clock.advance(60 * SECOND));
+    let done = keeper.run_locked("a", |_| store.clock.advance(60 * SECOND));
     let done = done.unwrap();
     assert_eq!(done.released.as_ref().unwrap(), &Released::AlreadyLost);
     assert_eq!(done.held().unwrap_err().kind(), ErrorKind::Lost);

@@ -51,7 +51,7 @@ fn refused(error: &lockkeeper::Error) -> StatusCode {
 /// The work blocks, as Diesel and rusqlite do: lock, work and release are on one thread.
 async fn book(State(shop): State<Shop>, Path(seat): Path<u32>) -> StatusCode {
     let seller = shop.clone();
-    let booked = shop.keeper.with_lock(format!("seat:{seat}"), move |lock| {
+    let booked = shop.keeper.run_locked(format!("seat:{seat}"), move |lock| {
         if seller.is_sold(seat) {
             return Ok(StatusCode::CONFLICT);
         }
@@ -117,14 +117,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let held = shop.keeper.lock("seat:44").await?;
     let has_run = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&has_run);
-    let waiting = shop.keeper.with_lock("seat:44", move |_lock| {
+    let waiting = shop.keeper.run_locked("seat:44", move |_lock| {
         flag.store(true, Ordering::Relaxed);
     });
     let ended = tokio::time::timeout(Duration::from_millis(50), waiting).await;
     assert!(ended.is_err(), "the lock is held");
     drop(held);
     // A wait that goes on would be served first.
-    shop.keeper.with_lock("seat:44", |_lock| ()).await?;
+    shop.keeper.run_locked("seat:44", |_lock| ()).await?;
     assert!(!has_run.load(Ordering::Relaxed), "the wait has gone on");
     println!("/seats/44: the wait of a request that was dropped has ended");
     Ok(())
