@@ -13,10 +13,10 @@ use crate::ends::Ends;
 use crate::free_names::FreeNames;
 use crate::key::Key;
 use crate::sessions::Sessions;
-use crate::store::{Call, RegisterStore, Version};
+use crate::store::{Call, RegisterStore};
 
-/// An entry that stays the same for this long although its first waiter could be granted, by the clock of the process that
-/// sees it, has a waiter that is dead or stopped. A waiter looks more often than that.
+/// A first waiter that could be granted for this long, by the clock of the process that sees it, is dead or stopped. A
+/// waiter looks more often than that.
 pub(crate) const GRACE: Duration = Duration::from_millis(750);
 /// The longest time that the end of a provider takes.
 const CLOSING: Duration = Duration::from_millis(250);
@@ -35,8 +35,8 @@ pub(crate) struct Register<S: RegisterStore> {
     pub(crate) floor: Key,
     /// The largest epoch that this provider was granted.
     pub(crate) largest: AtomicU64,
-    /// The entries whose first waiter could be granted: the version, and since when it was seen.
-    unclaimed: Mutex<HashMap<Key, (Version, HostInstant)>>,
+    /// The entries whose first waiter could be granted: the waiter, and since when it was seen.
+    unclaimed: Mutex<HashMap<Key, (String, HostInstant)>>,
 }
 
 impl<S: RegisterStore> Register<S> {
@@ -65,19 +65,19 @@ impl<S: RegisterStore> Register<S> {
         epoch_at(SystemTime::now()).max(self.largest.load(Ordering::Relaxed) + 1)
     }
 
-    /// Returns whether an entry whose first waiter could be granted has been the same for too long.
-    pub(crate) fn is_overdue(&self, key: &Key, version: Option<Version>) -> bool {
+    /// Returns whether this first waiter of an entry, who could be granted, has not taken the name for too long. Waiters
+    /// behind it may come and go.
+    pub(crate) fn is_overdue(&self, key: &Key, first: &str) -> bool {
         let now = self.now();
         let mut unclaimed = self.unclaimed.lock();
-        let Some(version) = version else {
-            return false;
-        };
         if unclaimed.len() >= 256 {
             unclaimed.retain(|_, (_, since)| now < *since + 4 * GRACE);
         }
-        let known = unclaimed.entry(key.clone()).or_insert((version, now));
-        if known.0 != version {
-            *known = (version, now);
+        let known = unclaimed
+            .entry(key.clone())
+            .or_insert_with(|| (first.to_owned(), now));
+        if known.0 != first {
+            *known = (first.to_owned(), now);
         }
         now >= known.1 + GRACE
     }

@@ -192,9 +192,14 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                 }),
             _ => Err(error),
         })?;
-        self.register
-            .sessions
-            .note(&keep, &self.view, self.asked_at);
+        let ended = register.sessions.note(&keep, &self.view, self.asked_at);
+        if ended
+            .iter()
+            .any(|it| register.ends.sessions().contains(&it.id))
+        {
+            // Guards that do not ask now are lost, too.
+            register.verifiers.verify_all();
+        }
         for (id, _) in &keep {
             let kept = self.sessions.values_mut().filter(|it| it.id == *id);
             kept.for_each(|session| session.kept_at = self.asked_at);
@@ -352,7 +357,10 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                 ..
             }
         );
-        if is_unclaimed && self.register.is_overdue(attempt.key, change.seen) {
+        let mut queue = base.into_iter().flat_map(|base| &base.queue);
+        let first = queue.find(|it| !has_ended(&it.session));
+        let first = first.filter(|_| is_unclaimed);
+        if first.is_some_and(|first| self.register.is_overdue(attempt.key, &first.owner)) {
             (next, answer) = decide::attempt(base, attempt, has_ended, true);
         }
         // Who has it, or waits for it, or has granted it to this owner in an earlier session, may have ended.
@@ -394,6 +402,12 @@ impl<'r, S: RegisterStore> Round<'r, S> {
         let Some(next) = next else {
             return Some(self.then(then, attempt.key, base, change.seen));
         };
+        if let (Kind::Resumes, Answer::Granted { epoch, .. }) = (attempt.kind, answer) {
+            // If no reply comes, nobody else ends what this writes: other leases keep its session.
+            let ends = self.asked_at + session.ttl;
+            let lease = Some((epoch, session.id.as_str()));
+            self.register.ends.enter(attempt.key, owner, lease, ends);
+        }
         change.next = Some(next);
         change.session = match then {
             Then::Waits { .. } => Some(attempt.place.clone()),

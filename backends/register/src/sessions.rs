@@ -55,15 +55,26 @@ impl Sessions {
         is_new
     }
 
-    /// Records that sessions were kept at `at`, or have ended.
-    pub(crate) fn note(&self, kept: &[(&str, Duration)], view: &View, at: HostInstant) {
+    /// Records that sessions were kept at `at`, or have ended. Returns those that have.
+    pub(crate) fn note(
+        &self,
+        kept: &[(&str, Duration)],
+        view: &View,
+        at: HostInstant,
+    ) -> Vec<Session> {
         let mut all = self.0.lock();
-        all.retain(|_, session| !view.ended.contains(&session.id));
+        let mut ended = Vec::new();
+        all.retain(|_, session| {
+            let has_ended = view.ended.contains(&session.id);
+            ended.extend(has_ended.then(|| session.clone()));
+            !has_ended
+        });
         for session in all.values_mut() {
             if kept.iter().any(|(id, _)| *id == session.id) {
                 session.kept_at = session.kept_at.max(at);
             }
         }
+        ended
     }
 
     /// Removes and returns all sessions.

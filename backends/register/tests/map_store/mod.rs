@@ -47,6 +47,8 @@ pub struct Faults {
     pub delay: Duration,
     /// One in so many replies is lost; 0 is none. Some of these writes are carried out later, and some never.
     pub loses_one_in: u32,
+    /// Writes are carried out, and their replies lost.
+    pub loses_replies: bool,
 }
 
 impl Map {
@@ -224,6 +226,7 @@ impl RegisterStore for MapStore {
         };
         let writes: Vec<_> = writes.iter().map(write).collect();
         let fate = match state.faults.loses_one_in {
+            0 if state.faults.loses_replies => 2,
             0 => 3,
             loses => fastrand::u32(..3 * loses),
         };
