@@ -151,8 +151,10 @@ impl TableConnection for TextConnection {
         if !together {
             return self.ask(&text, limit);
         }
-        // After an error, the rest of the text is not run. The connection is closed then, which ends the transaction.
-        let replies = self.ask(&format!("START TRANSACTION; {text}; COMMIT"), limit)?;
+        // After an error, the rest of the text is not run. The connection is closed then, which ends the transaction. By
+        // `completion_type`, a plain COMMIT may begin the next one.
+        let commit = "COMMIT AND NO CHAIN NO RELEASE";
+        let replies = self.ask(&format!("START TRANSACTION; {text}; {commit}"), limit)?;
         Ok(replies.map(|replies| replies.into_iter().skip(1).take(statements.len()).collect()))
     }
 

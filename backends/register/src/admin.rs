@@ -39,6 +39,9 @@ impl<S: RegisterStore> Admin for Register<S> {
             None => self.store.list(call)?,
         };
         let contents = entries.iter().map(|entry| Contents::read(&entry.value));
+        // `examine` tells of the others.
+        let is_shown = |it: &Result<Contents, Error>| name.is_some() || it.is_ok();
+        let contents = contents.filter(is_shown);
         let mut contents = contents.collect::<Result<Vec<_>, _>>()?;
         let ended = self.ended_of(contents.iter(), call)?;
         let ended: BTreeSet<_> = ended.iter().collect();
@@ -87,10 +90,23 @@ impl<S: RegisterStore> Admin for Register<S> {
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
-        self.store.examine(Call {
+        let call = Call {
             deadline,
             cancel: None,
-        })
+        };
+        let mut findings = self.store.examine(call)?;
+        let entries = self.store.list(call)?;
+        let unreadable = entries.iter().map(|it| Contents::read(&it.value));
+        let mut unreadable = unreadable.filter_map(Result::err);
+        if let Some(first) = unreadable.next() {
+            findings.push(Finding::warning(
+                "entries",
+                format!("{} entries cannot be read: {first}", unreadable.count() + 1),
+                "their names cannot be locked",
+                "find out which program writes them, and remove them",
+            ));
+        }
+        Ok(findings)
     }
 }
 

@@ -239,20 +239,22 @@ struct Row {
 }
 
 impl Row {
-    /// Reads the columns of [`TableSql::select`], and returns the row's name beside it.
+    /// Reads the columns of [`TableSql::select`], and returns the row's name beside it. A version or a value that only
+    /// another program can have written makes an empty entry, which is refused for its name alone.
     fn read<D: Dialect>(columns: &[Option<Vec<u8>>]) -> Option<(String, Self)> {
         let [Some(name), Some(version), Some(value), alive] = columns else {
             return None;
         };
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).ok();
+        let name = String::from_utf8_lossy(&D::decode(name)?).into_owned();
+        let version = std::str::from_utf8(version).ok()?;
+        let value = String::from_utf8(D::decode(value)?).ok();
+        let entry = version.parse().ok().zip(value);
+        let (version, value) = entry.unwrap_or_default();
         let row = Self {
-            entry: Entry {
-                version: std::str::from_utf8(version).ok()?.parse().ok()?,
-                value: text(D::decode(value)?)?,
-            },
+            entry: Entry { version, value },
             is_alive: alive.as_deref().map(|alive| alive == b"1"),
         };
-        Some((text(D::decode(name)?)?, row))
+        Some((name, row))
     }
 }
 

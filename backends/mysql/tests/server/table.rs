@@ -64,6 +64,16 @@ fn entries_and_sessions_are_rows(kind: MySqlKind) {
         app
     };
     shared::row_that_a_transaction_has_locked_is_not_waited_for(table("t6").store(), locked);
+    let spoil = || {
+        let row = "name = 'lock/b'";
+        let sql = format!("UPDATE {DATABASE}.t7 SET value = x'ff', version = -1 WHERE {row}");
+        server.execute(&sql).unwrap();
+    };
+    shared::row_of_another_program_hides_no_other(table("t7").store(), spoil);
+    server
+        .execute("SET GLOBAL completion_type = 'CHAIN'")
+        .unwrap();
+    shared::writes_are_seen_by_another_program(table("t8").store(), table("t8").store());
     let left = server.value(&format!("SELECT COUNT(*) FROM {DATABASE}.t3"));
     assert_eq!(left.unwrap().as_deref(), Some("0"));
 }

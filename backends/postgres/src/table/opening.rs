@@ -27,7 +27,8 @@ const STATE: &str = "SELECT \
     CASE WHEN t.relkind::pg_catalog.text OPERATOR(pg_catalog.=) 'r' AND t.relpersistence::pg_catalog.text OPERATOR(pg_catalog.=) 'p' THEN 1 ELSE 0 END, \
     pg_catalog.obj_description(t.oid, 'pg_class'), \
     pg_catalog.pg_get_userbyid(t.relowner), \
-    CASE WHEN pg_catalog.pg_has_role(t.relowner, 'MEMBER') OR o.rolsuper OR t.relowner OPERATOR(pg_catalog.=) d.datdba THEN 1 ELSE 0 END, \
+    CASE WHEN o.rolsuper OR pg_catalog.current_setting('is_superuser') OPERATOR(pg_catalog.=) 'off' \
+    AND (pg_catalog.pg_has_role(t.relowner, 'MEMBER') OR t.relowner OPERATOR(pg_catalog.=) d.datdba) THEN 1 ELSE 0 END, \
     CASE WHEN t.relowner OPERATOR(pg_catalog.=) n.nspowner THEN 1 ELSE 0 END, \
     CASE WHEN EXISTS (SELECT 1 FROM pg_catalog.aclexplode(t.relacl) AS a WHERE a.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid AND a.privilege_type OPERATOR(pg_catalog.<>) 'SELECT') THEN 1 ELSE 0 END \
     FROM pg_catalog.pg_database AS d \
@@ -150,7 +151,7 @@ fn check(state: &State, wanted: &TableName, table: &TableName) -> Result<(), Err
     let is_trusted = state.is(6) || state.is(7) && wanted.schema.is_some();
     if !is_trusted {
         return denied(format!(
-            "the table {table} belongs to {owner}, who is neither this user nor an owner of the database, and could change what its rows say; let this user own it, or name it with its schema if that belongs to the same user: table={table}"
+            "the table {table} belongs to {owner}, whose triggers would run with the rights of this user: {owner} is neither this user nor the owner of the database, or this user is a superuser; use a user without these rights, let this user own the table, or name it with its schema if that belongs to the same user: table={table}"
         ));
     }
     if state.is(8) {

@@ -15,6 +15,7 @@ pub(crate) const CASES: &[Case] = cases![
     entries_and_sessions_are_rows,
     table_is_made_once,
     tables_that_cannot_be_relied_on_are_refused,
+    table_of_another_user_is_refused_to_a_superuser,
 ];
 
 fn try_table(options: &PostgresOptions, table: &str) -> Result<PostgresTableProvider, Error> {
@@ -42,6 +43,12 @@ fn entries_and_sessions_are_rows(kind: PostgresKind) {
             },
         );
     }
+    let spoil = || {
+        let sql = "UPDATE t7 SET value = '\\xff', version = -1 WHERE name = 'lock/b'";
+        execute(&server, sql);
+    };
+    shared::row_of_another_program_hides_no_other(table("t7").store(), spoil);
+    shared::writes_are_seen_by_another_program(table("t8").store(), table("t8").store());
     // Nothing but sessions is left of the rehearsals, and they have ended.
     let left = "SELECT count(*) FROM t3";
     assert_eq!(rows(&server, left), "0");
@@ -150,12 +157,37 @@ fn tables_that_cannot_be_relied_on_are_refused(kind: PostgresKind) {
     refused("mallory.locks", "SELECT 1", incompatible, "takes no writes");
 }
 
+/// A superuser has all roles, and a trigger runs with the superuser's rights.
+fn table_of_another_user_is_refused_to_a_superuser(kind: PostgresKind) {
+    let server = start_own(kind);
+    try_table(&options(server.addr()), "locks").unwrap();
+    let database = PostgresServer::DATABASE;
+    let superuser = superuser(&server, database);
+    let refused = || {
+        let error = try_table(&superuser, "locks").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
+        assert!(error.message().contains("triggers"), "{error:?}");
+    };
+    refused();
+    let mut run = server_superuser(&server, database);
+    run("CREATE ROLE mallory; ALTER TABLE locks OWNER TO mallory");
+    refused();
+    run(&format!("ALTER DATABASE {database} OWNER TO mallory"));
+    refused();
+    run("ALTER TABLE locks OWNER TO postgres");
+    try_table(&superuser, "locks").unwrap();
+    try_table(&superuser, "new").unwrap();
+}
+
+fn superuser(server: &PostgresServer, database: &str) -> PostgresOptions {
+    PostgresOptions::unix(server.socket())
+        .user("postgres")
+        .database(database)
+}
+
 /// Returns what runs a statement as the superuser in a database.
 fn server_superuser(server: &PostgresServer, database: &str) -> impl FnMut(&str) {
-    let socket = server.socket();
-    let options = PostgresOptions::unix(socket)
-        .user("postgres")
-        .database(database);
+    let options = superuser(server, database);
     let mut client = PlainClient::connect(&options).unwrap();
     move |sql| drop(client.run(sql, WAIT_LIMIT).unwrap())
 }

@@ -273,3 +273,38 @@ pub(crate) fn row_that_a_transaction_has_locked_is_not_waited_for<T>(
         written(store, write(&a, first, None)).is_some()
     });
 }
+
+/// `spoil` makes the value of the row of `lock/b` one that is no text.
+pub(crate) fn row_of_another_program_hides_no_other(
+    store: &impl RegisterStore,
+    spoil: impl FnOnce(),
+) {
+    let (a, b) = (key("a"), key("b"));
+    let first = written(store, write(&a, None, Some("1"))).unwrap();
+    written(store, write(&b, None, Some("1"))).unwrap();
+    spoil();
+    let keys = &[&a, &b];
+    let read = Read {
+        keys,
+        ..Read::default()
+    };
+    let entries = store.read(&read, call()).unwrap().entries;
+    let values = entries.iter().flatten().map(|it| (it.version, &*it.value));
+    assert_eq!(values.collect::<Vec<_>>(), [(first, "1"), (0, "")]);
+    let listed = store.list(call()).unwrap();
+    assert!(listed.iter().any(|entry| entry.value == "1"), "{listed:?}");
+}
+
+/// Each write is committed, also one by itself after several in one transaction. The stores share a table.
+pub(crate) fn writes_are_seen_by_another_program(
+    store: &impl RegisterStore,
+    other: &impl RegisterStore,
+) {
+    let [a, b, c] = ["a", "b", "c"].map(key);
+    let both = [write(&a, None, Some("1")), write(&b, None, Some("1"))];
+    store.write(&both, call()).unwrap();
+    written(store, write(&c, None, Some("1"))).unwrap();
+    for key in [a, b, c] {
+        assert!(entry(other, &key).is_some(), "{key}");
+    }
+}
