@@ -22,11 +22,11 @@ pub type SessionId = String;
 /// A store that reads an entry, and writes it if it has not changed since.
 ///
 /// # Sessions
-/// A lease, and a waiter's place, lives as long as the session that it names. A session is what the store ends by itself
-/// `ttl` after it was last [kept](Read::keep): not later than the ttl + 1 s, and not before the ttl less
-/// [`Capabilities::least_margin`]. A row with the end by the server's clock is one, a Consul session with a key that is deleted at its end, or a ZooKeeper session with an
-/// ephemeral node. An ended session never lives again. So one request keeps all leases of a process, and a renewal
-/// writes no entry.
+/// A lease, and a waiter's place, lives as long as the session that it names. A session is what the store ends by
+/// itself `ttl` after it was last [kept](Read::keep): not later than the ttl + 1 s, and not before the ttl less
+/// [`Capabilities::least_margin`]. A row with the end by the server's clock is one, a Consul session with a key that is
+/// deleted at its end, or a ZooKeeper session with an ephemeral node. An ended session never lives again. So one
+/// request keeps all leases of a process, and a renewal writes no entry.
 ///
 /// # Description
 /// [`StoreInfo`] describes the store alone. The provider adds shared locks and permits to its capabilities, and the
