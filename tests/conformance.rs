@@ -55,6 +55,13 @@ fn suites() -> Vec<Suite> {
             kind,
             pool::open_mysql,
         ));
+        let kind = StoreKind::MySqlTable(MySqlKind::MariaDb10);
+        suites.push(store::suite_by(
+            package,
+            "mysql-pool-table",
+            kind,
+            pool::open_mysql_table,
+        ));
     }
     #[cfg(feature = "postgres")]
     {

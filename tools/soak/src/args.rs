@@ -91,6 +91,11 @@ pub(crate) enum StoreChoice {
     Postgres,
     Etcd,
     Consul,
+    /// A table of MariaDB.
+    #[value(name = "mariadb-table")]
+    MariaDbTable,
+    /// A table of PostgreSQL.
+    PostgresTable,
     /// All of them, one after the other.
     All,
 }

@@ -8,6 +8,7 @@ mod redis;
 mod sentinel;
 mod sessions;
 mod sqlite;
+mod tables;
 
 use std::fmt;
 use std::io;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_testkit::{
-    EtcdKind, MySqlKind, PostgresKind, Proxy, RedisCluster, RedisKind, TestServer,
+    EtcdKind, MySqlKind, PostgresKind, Proxy, RedisCluster, RedisKind, StoreKind, TestServer,
 };
 
 use crate::args::{Args, StoreChoice};
@@ -181,9 +182,9 @@ pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
         StoreChoice::Redis | StoreChoice::Sentinel | StoreChoice::Cluster | StoreChoice::Quorum => {
             REDIS.ignored()
         }
-        StoreChoice::MariaDb => MySqlKind::MariaDb10.ignored(),
+        StoreChoice::MariaDb | StoreChoice::MariaDbTable => MySqlKind::MariaDb10.ignored(),
         StoreChoice::MySql => MySqlKind::MySql9.ignored(),
-        StoreChoice::Postgres => POSTGRES.ignored(),
+        StoreChoice::Postgres | StoreChoice::PostgresTable => POSTGRES.ignored(),
         StoreChoice::Etcd => ETCD.ignored(),
         StoreChoice::Consul => consul::CONSUL.ignored(),
         StoreChoice::Memory | StoreChoice::Sqlite | StoreChoice::All => None,
@@ -206,6 +207,8 @@ pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Store> {
         StoreChoice::Postgres => sessions::start_postgres(settings),
         StoreChoice::Etcd => etcd::start(),
         StoreChoice::Consul => consul::start(args.ttl),
+        StoreChoice::MariaDbTable => tables::start(StoreKind::MySqlTable(MySqlKind::MariaDb10)),
+        StoreChoice::PostgresTable => tables::start(StoreKind::PostgresTable(POSTGRES)),
         StoreChoice::All => Err(io::Error::other("`all` is not one store")),
     }
 }

@@ -132,8 +132,10 @@ impl<S: SqlServer> TestServer for Table<S> {
         self.wipe()
     }
 
+    /// Kills the server, which has the table when it starts again.
     fn cut_off(self: Arc<Self>) -> io::Result<EndFault> {
-        Arc::clone(&self.0).cut_off()
+        TestServer::kill(&*self);
+        Ok(Box::new(move || self.restart()))
     }
 
     fn slow_down(self: Arc<Self>, by: Duration) -> io::Result<EndFault> {

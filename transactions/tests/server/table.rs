@@ -126,12 +126,10 @@ fn next_holder_waits<Kind, A: Application<Kind>>(url: &str, _: &str, application
             let requests = || other.usage().unwrap().commands;
             let asked = requests() + REQUESTS;
             until("the other keeper asks again and again", || {
+                let is_granted = is_granted.load(Ordering::SeqCst);
+                assert!(!is_granted, "granted before the commit");
                 requests() > asked
             });
-            assert!(
-                !is_granted.load(Ordering::SeqCst),
-                "granted before the commit"
-            );
             Ok(())
         });
         ended.unwrap();
