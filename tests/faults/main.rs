@@ -22,6 +22,8 @@ mod mysql;
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;
 
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -51,6 +53,7 @@ fn servers() -> Vec<StoreKind> {
         StoreKind::MySql(_) | StoreKind::MySqlTable(_) => cfg!(feature = "mysql"),
         StoreKind::Postgres(_) | StoreKind::PostgresTable(_) => cfg!(feature = "postgres"),
         StoreKind::Consul(_) => cfg!(feature = "consul"),
+        StoreKind::ZooKeeper(_) => cfg!(feature = "zookeeper"),
         _ => cfg!(feature = "etcd"),
     });
     kinds
@@ -75,6 +78,8 @@ fn own() -> Vec<Trial> {
         postgres::trials(),
         #[cfg(feature = "redis")]
         redis::trials(),
+        #[cfg(feature = "zookeeper")]
+        zookeeper::trials(),
     ];
     all.into_iter().flatten().collect()
 }

@@ -7,8 +7,8 @@
 // - A session is kept only by a connection that is opened again within the session, and a write on it that most members
 //   have done. A member that is cut off still answers for some seconds, also if it was the leader, and the time of the
 //   session goes on elsewhere. The first makes the leader restart the time, and the second proves that it is the leader.
-// - A version names one write: it has the number of removals in the namespace, which every write checks, beside the
-//   version of the node's value. ZooKeeper alone counts the latter from 0 again in a node that was made anew.
+// - A version names one write: it has a number that an entry gets when it is made, which every write checks, beside the
+//   version of the node's value. ZooKeeper counts the latter from 0 again in a node that was made anew.
 // - No connection goes to a member that knows less than this process has seen.
 
 // The modules in reading order: driver, options, wire, connection, store, operate.

@@ -5,7 +5,6 @@ mod write;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -20,10 +19,10 @@ use crate::connection::connector::Connector;
 use crate::connection::link::{Link, SESSION};
 use crate::operate::examine;
 use crate::wire::paths::Paths;
-use crate::wire::{Code, Reply, Request, Stat};
+use crate::wire::{Code, Reply, Request};
 use crate::{BACKEND, ZooKeeperOptions};
 use sessions::Sessions;
-use write::{pack, unpack};
+use write::{NONCE, pack};
 
 /// The most entries in one call.
 const BATCH: usize = 64;
@@ -55,8 +54,6 @@ pub struct ZooKeeperStore {
     sessions: Sessions,
     /// The shortest time-out of a session that the server takes.
     pub(crate) min_ttl: Duration,
-    /// The number of removals, as it was read last.
-    removals: AtomicU32,
 }
 
 impl ZooKeeperStore {
@@ -89,12 +86,20 @@ impl ZooKeeperStore {
         let deadline = clock.now() + limit;
         let left = || deadline.saturating_since(clock.now());
         let opened = connector.connect(None, SESSION, limit)?;
-        let (mut connection, _) = opened.ok_or_else(senseless)?;
-        let made = make_folders(&paths, &connector, |requests| {
-            connection.ask(requests, left()).map_err(nothing_granted)
-        });
-        let _ = connection.ask(&[Request::close()], left());
-        made?;
+        let (mut connection, session) = opened.ok_or_else(senseless)?;
+        let mut ask = |requests: &[Request]| {
+            let replies = connection.ask(requests, left());
+            replies.map_err(nothing_granted)
+        };
+        make_folders(&paths, &connector, &mut ask)?;
+        let trial = paths.session(&format!("{:x}-trial", session.id));
+        for reply in ask(&[
+            Request::get(&paths.entries, false),
+            Request::create(&trial, "", connector.acl(), true),
+            Request::close(),
+        ])? {
+            reply.done().map_err(Code::error)?;
+        }
         let min_ttl = connector.shortest_session(left())?;
         let notices = Notices::new(&paths.sessions);
         let sessions = Sessions::new(Arc::clone(&connector));
@@ -105,73 +110,46 @@ impl ZooKeeperStore {
             paths,
             sessions,
             min_ttl,
-            removals: AtomicU32::new(0),
         })
     }
 
-    /// Makes requests that cannot have granted anything.
+    /// Makes requests that grant nothing.
     pub(crate) fn ask(&self, requests: &[Request], call: Call<'_>) -> Result<Vec<Reply>, Error> {
-        self.link.call(requests, call).map_err(nothing_granted)
+        self.link.call(requests, call).map_err(Failure::into_error)
     }
 
-    /// Returns the version of an entry, and remembers the number of removals.
-    fn version(&self, removals: Stat, entry: Stat) -> Version {
-        let removals = removals.version.cast_unsigned();
-        self.removals.store(removals, Ordering::Release);
-        pack(removals, entry.version)
-    }
-
-    /// Reads entries and looks for sessions, of which some are watched. An entry is read with the number of removals; if
-    /// that has changed meanwhile, all is read again.
+    /// Reads entries and looks for sessions, of which some are watched.
     fn read_all(
         &self,
         keys: &[&Key],
         sessions: &[(&str, bool)],
         call: Call<'_>,
     ) -> Result<View, Error> {
-        let mut requests = vec![
-            Request::sync(&self.paths.root),
-            Request::exists(&self.paths.removals, false),
-        ];
-        requests.extend(keys.iter().map(|key| Request::get(&self.paths.entry(key))));
+        let mut requests = vec![Request::sync(&self.paths.root)];
+        requests.extend(
+            keys.iter()
+                .map(|key| Request::get(&self.paths.entry(key), false)),
+        );
         requests.extend(sessions.iter().map(|(session, is_watched)| {
             Request::exists(&self.paths.session(session), *is_watched)
         }));
-        requests.push(Request::exists(&self.paths.removals, false));
-        loop {
-            let replies = self.ask(&requests, call)?;
-            let [synced, removals, found @ .., later] = &replies[..] else {
-                return Err(senseless());
-            };
-            synced.done().map_err(Code::error)?;
-            let (removals, later) = (removals.stat()?, later.stat()?);
-            let (entries, states) = found.split_at_checked(keys.len()).ok_or_else(senseless)?;
-            let Some(removals) = removals.filter(|it| later == Some(*it)) else {
-                if later.is_none() {
-                    self.make_folders(call)?;
-                }
-                continue;
-            };
-            let entry = |reply: &Reply| {
-                let found = reply.data()?;
-                Ok(found.map(|(value, stat)| Entry {
-                    version: self.version(removals, stat),
-                    value,
-                }))
-            };
-            let entries = entries.iter().map(entry);
-            let mut view = View {
-                entries: entries.collect::<Result<_, Error>>()?,
-                ended: Vec::new(),
-            };
-            self.version(removals, removals);
-            for ((session, _), state) in sessions.iter().zip(states) {
-                if state.stat()?.is_none() {
-                    view.ended.push((*session).to_owned());
-                }
+        let replies = self.ask(&requests, call)?;
+        let [synced, found @ ..] = &replies[..] else {
+            return Err(senseless());
+        };
+        synced.done().map_err(Code::error)?;
+        let (entries, states) = found.split_at_checked(keys.len()).ok_or_else(senseless)?;
+        let entries = entries.iter().map(entry);
+        let mut view = View {
+            entries: entries.collect::<Result<_, Error>>()?,
+            ended: Vec::new(),
+        };
+        for ((session, _), state) in sessions.iter().zip(states) {
+            if state.stat()?.is_none() {
+                view.ended.push((*session).to_owned());
             }
-            return Ok(view);
         }
+        Ok(view)
     }
 
     fn make_folders(&self, call: Call<'_>) -> Result<(), Error> {
@@ -179,6 +157,22 @@ impl ZooKeeperStore {
             self.ask(requests, call)
         })
     }
+}
+
+/// Reads an entry, if it exists. Another program may write there what is none.
+fn entry(reply: &Reply) -> Result<Option<Entry>, Error> {
+    let Some((value, stat)) = reply.data()? else {
+        return Ok(None);
+    };
+    let (nonce, value) = value.split_at_checked(NONCE).unwrap_or_default();
+    let nonce = u64::from_str_radix(nonce, 16).map_err(|error| {
+        let text = "an entry below the URL's path is not lockkeeper's; delete it, or use another `namespace`";
+        Error::new(ErrorKind::Incompatible, text).with_source(error)
+    })?;
+    Ok(Some(Entry {
+        version: pack(nonce, stat.version),
+        value: value.to_owned(),
+    }))
 }
 
 /// Makes the nodes that a namespace has once, where they do not exist.
@@ -304,26 +298,20 @@ impl RegisterStore for ZooKeeperStore {
     fn list(&self, call: Call<'_>) -> Result<Vec<Entry>, Error> {
         let requests = [
             Request::sync(&self.paths.root),
-            Request::exists(&self.paths.removals, false),
             Request::children(&self.paths.entries),
         ];
         let replies = self.ask(&requests, call)?;
-        let [_, removals, names] = &replies[..] else {
+        let [_, names] = &replies[..] else {
             return Err(senseless());
         };
-        let (Some(removals), Some(names)) = (removals.stat()?, names.children()?) else {
-            return Ok(Vec::new());
-        };
+        let names = names.children()?.unwrap_or_default();
         let mut entries = Vec::new();
         for page in names.chunks(PAGE) {
-            let get = |name: &String| Request::get(&format!("{}/{name}", self.paths.entries));
+            let get =
+                |name: &String| Request::get(&format!("{}/{name}", self.paths.entries), false);
             let requests: Vec<_> = page.iter().map(get).collect();
             for reply in self.ask(&requests, call)? {
-                // An entry that was made meanwhile has a version that no write finds.
-                entries.extend(reply.data()?.map(|(value, stat)| Entry {
-                    version: pack(removals.version.cast_unsigned(), stat.version),
-                    value,
-                }));
+                entries.extend(entry(&reply)?);
             }
         }
         Ok(entries)
@@ -342,20 +330,16 @@ impl ZooKeeperStore {
     fn wait_for(&self, key: &Key, seen: Option<Version>, call: Call<'_>) -> Result<(), Error> {
         let path = self.paths.entry(key);
         let waiter = self.link.notices.enter(&path);
-        let requests = [
-            Request::exists(&self.paths.removals, false),
-            Request::exists(&path, true),
-        ];
-        let replies = self.ask(&requests, call)?;
-        let [removals, entry] = &replies[..] else {
-            return Err(senseless());
+        // Only the second notices that a node is made, and only the first tells whether it was made anew.
+        let request = match seen {
+            Some(_) => Request::get(&path, true),
+            None => Request::exists(&path, true),
         };
-        let is_seen = match (removals.stat()?, entry.stat()?, seen.map(unpack)) {
-            (Some(removals), Some(entry), Some(seen)) => {
-                seen == (removals.version.cast_unsigned(), entry.version)
-            }
-            (_, None, None) => true,
-            _ => false,
+        let replies = self.ask(&[request], call)?;
+        let reply = replies.first().ok_or_else(senseless)?;
+        let is_seen = match seen {
+            Some(seen) => entry(reply)?.is_some_and(|entry| entry.version == seen),
+            None => reply.stat()?.is_none(),
         };
         let _registered = waiter.wake_on(call.cancel);
         let is_cancelled = || call.cancel.is_some_and(CancelToken::is_cancelled);

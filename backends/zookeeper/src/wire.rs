@@ -6,5 +6,5 @@ mod reply;
 mod request;
 
 pub(crate) use jute::{Decoder, put_buffer};
-pub(crate) use reply::{Code, Reply, Stat};
+pub(crate) use reply::{Code, Reply};
 pub(crate) use request::{Acl, Request};

@@ -63,6 +63,7 @@ impl StoreKind {
         kinds.push(Self::PostgresTable(PostgresKind::Postgres15));
         kinds.extend(EtcdKind::ALL.map(Self::Etcd));
         kinds.extend(ConsulKind::ALL.map(Self::Consul));
+        kinds.extend(ZooKeeperKind::ALL.map(Self::ZooKeeper));
         kinds
     }
 

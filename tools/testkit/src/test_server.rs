@@ -34,6 +34,8 @@ pub struct Facts {
     pub lock_request: &'static str,
     /// A number of bytes that is smaller than every reply.
     pub part_of_reply: usize,
+    /// Whether the store takes `pool_size`.
+    pub has_pool: bool,
     /// A number that is larger than the connections that one thread opens when it finds an outage.
     pub outage_connections: u64,
 }
@@ -49,6 +51,7 @@ impl Facts {
         min_ttl: 1,
         lock_request: "",
         part_of_reply: 2,
+        has_pool: true,
         // A thread replaces a pooled connection, and opens a new one.
         outage_connections: 3,
     };

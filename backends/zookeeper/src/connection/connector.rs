@@ -229,7 +229,7 @@ impl Connector {
                 server.wrong_protocol(" with TLS, and does it accept this client's certificate?")
             }
             InvalidData => server.wrong_protocol("?"),
-            UnexpectedEof | ConnectionReset | BrokenPipe if has_begun => server.wrong_protocol("?"),
+            UnexpectedEof | ConnectionReset | BrokenPipe if has_begun => server.unreachable(&error),
             UnexpectedEof | ConnectionReset | BrokenPipe => {
                 let described = server.unreachable(
                     "it takes connections and closes them; a member without a leader does so, one that only reads, one that \

@@ -1,131 +1,97 @@
 //! Writes of entries. Each is a transaction of its own, with its conditions in it, and all are sent together.
+//!
+//! ZooKeeper counts how often a value was changed, and begins at 0 again in a node that was made anew. So an entry has a
+//! random number from its creation on, at the front of its value and as the name of its only child. A write requires the
+//! child and the count.
 
-use std::sync::atomic::Ordering;
-
-use lockkeeper_core::Error;
 use lockkeeper_register::{Call, Version, Write};
 use lockkeeper_remote::Failure;
 
 use super::ZooKeeperStore;
 use crate::wire::{Code, Request};
 
-/// The version of a value with which a node is made anew: ZooKeeper would count on to -1, which is any version.
-const LAST: i32 = i32::MAX;
+/// The number of digits of an entry's number.
+pub(super) const NONCE: usize = 10;
+/// The bits of a version that count the changes.
+const COUNTED: u32 = 24;
+/// The count at which an entry is made anew.
+const LAST: i32 = (1 << COUNTED) - 1;
 
-/// Makes the version of an entry.
-pub(super) fn pack(removals: u32, version: i32) -> Version {
-    u64::from(removals) << 32 | u64::from(version.cast_unsigned())
+/// Makes the version of an entry of its number and of how often its value was changed.
+pub(super) fn pack(nonce: u64, changes: i32) -> Version {
+    nonce << COUNTED | u64::from(changes.cast_unsigned())
 }
 
-/// Returns the number of removals, and the version of the value.
-#[expect(clippy::cast_possible_truncation, reason = "the halves of the number")]
-pub(super) fn unpack(version: Version) -> (u32, i32) {
-    ((version >> 32) as u32, (version as u32).cast_signed())
+/// Returns the digits of the number, and the count.
+fn unpack(version: Version) -> (String, i32) {
+    let changes = i32::try_from(version & u64::from(LAST.cast_unsigned()));
+    (digits(version >> COUNTED), changes.unwrap_or(LAST))
+}
+
+fn digits(nonce: u64) -> String {
+    format!("{nonce:0NONCE$x}")
 }
 
 impl ZooKeeperStore {
-    /// Writes entries. Those to remove are one transaction, since it counts the removals, and goes last.
     pub(super) fn write_all(
         &self,
         writes: &[Write<'_>],
         call: Call<'_>,
     ) -> Result<Vec<Option<Version>>, Failure> {
-        let mut written = vec![None; writes.len()];
-        let mut requests = Vec::new();
-        // The entries of each transaction, with their new versions.
-        let mut results: Vec<Vec<(usize, Version)>> = Vec::new();
-        let (mut removing, mut removed) = (Vec::new(), Vec::new());
-        let mut counted = None;
-        for (place, write) in writes.iter().enumerate() {
-            match (write.seen.map(unpack), write.value) {
-                (Some((removals, version)), None) => {
-                    if *counted.get_or_insert(removals) == removals {
-                        removing.extend(self.conditions(write));
-                        removing.push(Request::delete(&self.paths.entry(write.key), version));
-                        removed.push((place, pack(removals.wrapping_add(1), -1)));
-                    }
-                }
-                (seen, Some(value)) => {
-                    let (parts, version) = self.parts(write, seen, value);
-                    requests.push(Request::multi(&parts));
-                    results.push(vec![(place, version)]);
-                }
-                (None, None) => {}
-            }
-        }
-        if let Some(removals) = counted {
-            removing.push(self.count_removal(removals));
-            requests.push(Request::multi(&removing));
-            results.push(removed);
-        }
+        let made: Vec<_> = writes.iter().map(|write| self.transaction(write)).collect();
+        let requests: Vec<_> = made.iter().map(|(request, _)| request.clone()).collect();
         let replies = self.link.call(&requests, call)?;
-        for (reply, result) in replies.iter().zip(results) {
-            let refused = |error: Error| Failure::Unanswered(error);
-            match reply.transaction().map_err(refused)? {
-                Ok(()) => {
-                    for (place, version) in result {
-                        if let Some(it) = written.get_mut(place) {
-                            *it = Some(version);
-                        }
-                    }
-                }
-                Err(Code::NO_NODE | Code::BAD_VERSION | Code::NODE_EXISTS) => {}
-                Err(code) => return Err(Failure::Refused(code.error())),
+        let written = replies.iter().zip(made).map(|(reply, (_, version))| {
+            match reply.transaction().map_err(Failure::Unanswered)? {
+                Ok(()) => Ok(Some(version)),
+                Err(Code::NO_NODE | Code::BAD_VERSION | Code::NODE_EXISTS) => Ok(None),
+                Err(code) => Err(Failure::Refused(code.error())),
             }
-        }
-        Ok(written)
-    }
-
-    /// Returns the parts of the transaction that sets an entry, and the version that it makes.
-    fn parts(
-        &self,
-        write: &Write<'_>,
-        seen: Option<(u32, i32)>,
-        value: &str,
-    ) -> (Vec<Request>, Version) {
-        let path = self.paths.entry(write.key);
-        let create = || Request::create(&path, value, self.link.connector.acl(), false);
-        let mut parts = self.conditions(write);
-        match seen {
-            Some((removals, LAST)) => {
-                let anew = [Request::delete(&path, LAST), create()];
-                parts.extend(anew);
-                parts.push(self.count_removal(removals));
-                (parts, pack(removals.wrapping_add(1), 0))
-            }
-            Some((removals, version)) => {
-                parts.push(self.check_removals(removals));
-                parts.push(Request::set(&path, value, version));
-                (parts, pack(removals, version.wrapping_add(1)))
-            }
-            None => {
-                let also = write.also.map(|(_, version)| unpack(version).0);
-                let removals = also.unwrap_or_else(|| self.removals.load(Ordering::Acquire));
-                parts.push(self.check_removals(removals));
-                parts.push(create());
-                (parts, pack(removals, 0))
-            }
-        }
-    }
-
-    /// Returns the conditions of a write beside that of its own entry.
-    fn conditions(&self, write: &Write<'_>) -> Vec<Request> {
-        let session = write
-            .session
-            .map(|session| Request::check(&self.paths.session(session), -1));
-        let also = write.also.map(|(key, version)| {
-            let (_, version) = unpack(version);
-            Request::check(&self.paths.entry(key), version)
         });
-        session.into_iter().chain(also).collect()
+        written.collect()
     }
 
-    fn check_removals(&self, removals: u32) -> Request {
-        Request::check(&self.paths.removals, removals.cast_signed())
-    }
-
-    fn count_removal(&self, removals: u32) -> Request {
-        Request::set(&self.paths.removals, "", removals.cast_signed())
+    /// Returns the transaction of a write, and the version that it makes.
+    fn transaction(&self, write: &Write<'_>) -> (Request, Version) {
+        let path = self.paths.entry(write.key);
+        let mut parts = Vec::new();
+        parts.extend(
+            write
+                .session
+                .map(|session| Request::check(&self.paths.session(session), -1)),
+        );
+        if let Some((key, version)) = write.also {
+            let (path, (nonce, changes)) = (self.paths.entry(key), unpack(version));
+            parts.push(Request::check(&format!("{path}/{nonce}"), -1));
+            parts.push(Request::check(&path, changes));
+        }
+        let mut version = 0;
+        if let Some(seen) = write.seen {
+            let (nonce, changes) = unpack(seen);
+            let child = format!("{path}/{nonce}");
+            if let Some(value) = write.value
+                && changes < LAST
+            {
+                parts.push(Request::check(&child, -1));
+                parts.push(Request::set(&path, &format!("{nonce}{value}"), changes));
+                return (Request::multi(&parts), seen + 1);
+            }
+            parts.push(Request::delete(&child, -1));
+            parts.push(Request::delete(&path, changes));
+        }
+        if let Some(value) = write.value {
+            let nonce = fastrand::u64(..1 << (u64::BITS - COUNTED));
+            let (acl, digits) = (self.link.connector.acl(), digits(nonce));
+            parts.push(Request::create(
+                &path,
+                &format!("{digits}{value}"),
+                acl,
+                false,
+            ));
+            parts.push(Request::create(&format!("{path}/{digits}"), "", acl, false));
+            version = pack(nonce, 0);
+        }
+        (Request::multi(&parts), version)
     }
 }
 
@@ -135,8 +101,9 @@ mod tests {
 
     #[test]
     fn version_has_both_numbers() {
-        for (removals, version) in [(0, 0), (7, 1), (u32::MAX, i32::MAX), (1, i32::MIN)] {
-            assert_eq!(unpack(pack(removals, version)), (removals, version));
+        for (nonce, changes) in [(0, 0), (7, 1), ((1 << 40) - 1, LAST), (1, LAST)] {
+            assert_eq!(unpack(pack(nonce, changes)), (digits(nonce), changes));
+            assert_eq!(digits(nonce).len(), NONCE);
         }
     }
 }

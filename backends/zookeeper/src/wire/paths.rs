@@ -1,6 +1,6 @@
 //! The paths of nodes.
 //!
-//! Each kind of node has one folder in a namespace, so nothing but the nodes themselves is made for a name.
+//! All entries of a namespace are in one node, so nothing but the entry is made for a name.
 
 use lockkeeper_register::Key;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -20,8 +20,6 @@ pub(crate) struct Paths {
     pub(crate) entries: String,
     /// The node of all sessions.
     pub(crate) sessions: String,
-    /// The node whose version counts the removals of entries.
-    pub(crate) removals: String,
 }
 
 impl Paths {
@@ -32,7 +30,6 @@ impl Paths {
             chroot: chroot.to_owned(),
             entries: format!("{namespace}/entries"),
             sessions: format!("{namespace}/sessions"),
-            removals: format!("{namespace}/removals"),
             root,
             namespace,
         }
@@ -59,13 +56,7 @@ impl Paths {
     }
 
     /// Returns what is made at opening, each after what it is in.
-    pub(crate) fn folders(&self) -> [&str; 5] {
-        [
-            &self.root,
-            &self.namespace,
-            &self.entries,
-            &self.sessions,
-            &self.removals,
-        ]
+    pub(crate) fn folders(&self) -> [&str; 4] {
+        [&self.root, &self.namespace, &self.entries, &self.sessions]
     }
 }

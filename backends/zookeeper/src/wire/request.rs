@@ -77,8 +77,9 @@ impl Request {
         Self::about(EXISTS, path).flag(watches)
     }
 
-    pub(crate) fn get(path: &str) -> Self {
-        Self::about(GET_DATA, path).flag(false)
+    /// Asks for the value of a node, and for a notice of its next change if it `watches` and the node exists.
+    pub(crate) fn get(path: &str, watches: bool) -> Self {
+        Self::about(GET_DATA, path).flag(watches)
     }
 
     /// Sets a value under the condition of [`delete`](Self::delete).

@@ -21,6 +21,7 @@ pub(crate) fn start_ensemble(kind: ZooKeeperKind) -> io::Result<Arc<dyn TestServ
 
 const FACTS: Facts = Facts {
     is_kept_by_restart: true,
+    has_pool: false,
     // The entry of the lock.
     lock_request: "lock%2Fa",
     part_of_reply: 7,
@@ -43,6 +44,8 @@ impl ZooKeeperServer {
 }
 
 fn parts(entry: &str, part: &str) -> Vec<Value> {
+    // After the number of the entry, it is JSON.
+    let entry = entry.get(10..).unwrap_or_default();
     let entry: Value = serde_json::from_str(entry).unwrap_or_default();
     let parts = entry.get(part).and_then(Value::as_array);
     parts.cloned().unwrap_or_default()

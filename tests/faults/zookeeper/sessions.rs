@@ -1,0 +1,125 @@
+//! Sessions that end, and nodes that are made anew.
+
+use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
+use lockkeeper_testkit::{
+    Fault, Proxy, TestServer, ZooKeeperKind, ZooKeeperOptions, ZooKeeperServer, cases, until,
+};
+
+use super::Case;
+use crate::common::{WAIT_LIMIT, opened};
+
+pub(super) const CASES: &[Case] = cases![
+    session_that_ended_loses_all_its_leases_at_once,
+    time_outs_that_the_server_changes_are_errors,
+    server_without_its_data_is_followed,
+    lost_replies_leave_no_session_and_no_lock,
+    names_used_once_leave_nothing,
+];
+
+fn start(kind: ZooKeeperKind, line: &str) -> ZooKeeperServer {
+    ZooKeeperServer::start(kind, &ZooKeeperOptions::new().line(line)).unwrap()
+}
+
+fn open(server: &ZooKeeperServer, keys: &str) -> LockKeeper {
+    opened(&format!("{}/?{keys}", server.url()))
+}
+
+fn sessions(server: &ZooKeeperServer) -> usize {
+    let mut client = server.client().unwrap();
+    let sessions = client.children("/lockkeeper/default/sessions");
+    sessions.unwrap().len()
+}
+
+fn session_that_ended_loses_all_its_leases_at_once(kind: ZooKeeperKind) {
+    let server = start(kind, "");
+    let keeper = open(&server, "ttl=10m");
+    let names = ["a", "b", "c"];
+    let held = names.map(|name| keeper.lock(name).unwrap());
+    server.end_lease("default", "a").unwrap();
+    for guard in &held {
+        // Far sooner than a renewal is due.
+        assert_eq!(guard.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    }
+    for (name, lost) in names.iter().zip(&held) {
+        let next = keeper.lock(*name).unwrap();
+        assert!(next.token() > lost.token());
+    }
+}
+
+fn time_outs_that_the_server_changes_are_errors(kind: ZooKeeperKind) {
+    let server = start(kind, "maxSessionTimeout=5000");
+    let keeper = open(&server, "ttl=6s");
+    let error = keeper.lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidTtl, "{error:?}");
+    assert!(error.to_string().contains("maxSessionTimeout"), "{error}");
+    let error = lockkeeper::open(&format!("{}/?ttl=300ms", server.url())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TtlTooShort, "{error:?}");
+    drop(keeper);
+    let keeper = open(&server, "ttl=5s");
+    assert_eq!(keeper.lock("a").unwrap().release().unwrap(), Released::Done);
+}
+
+/// The new server knows less than the program has seen of the former.
+fn server_without_its_data_is_followed(kind: ZooKeeperKind) {
+    let server = start(kind, "");
+    let keeper = open(&server, "ttl=10s&wait=30s");
+    let lost = keeper.lock("a").unwrap();
+    for number in 0..20 {
+        drop(keeper.lock(format!("other-{number}")).unwrap());
+    }
+    server.restart_empty().unwrap();
+    assert_eq!(lost.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    let next = keeper.lock("a").unwrap();
+    assert!(next.token() > lost.token());
+}
+
+/// A node or a session of a request without a reply stays no longer than the ttl.
+fn lost_replies_leave_no_session_and_no_lock(kind: ZooKeeperKind) {
+    let server = start(kind, "");
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let url = format!(
+        "zookeeper://{}/?ttl=2s&wait=30s&response_timeout=1s",
+        proxy.addr()
+    );
+    // The node of a session, and the entry of a lock.
+    for marker in ["/sessions/", "lock%2Fa"] {
+        let keeper = lockkeeper::open(&url).unwrap();
+        proxy.once(marker, Fault::DropReplies);
+        let held = keeper.lock("a").unwrap();
+        assert!(held.is_held());
+        assert_eq!(held.release().unwrap(), Released::Done);
+        drop(keeper);
+        until("nothing is left", || {
+            server.leftovers().unwrap().is_empty() && sessions(&server) == 0
+        });
+    }
+}
+
+fn names_used_once_leave_nothing(kind: ZooKeeperKind) {
+    let server = start(kind, "");
+    let keeper = open(&server, "ttl=10s");
+    let entries = || {
+        let mut client = server.client().unwrap();
+        client.children("/lockkeeper/default/entries").unwrap()
+    };
+    let hostile = [
+        "..",
+        "zookeeper",
+        "a/b",
+        "\u{1}\u{fffd}",
+        "\u{10ffff}\u{d7ff}",
+    ];
+    for number in 0..100 {
+        drop(keeper.lock(format!("once-{number}")).unwrap());
+    }
+    for name in hostile {
+        drop(keeper.lock(name).unwrap());
+    }
+    drop(keeper.lock("x".repeat(512)).unwrap());
+    keeper.close();
+    drop(keeper);
+    until("only what a namespace has once is left", || {
+        entries().iter().all(|name| name.starts_with("namespace"))
+    });
+    assert_eq!(sessions(&server), 0);
+}
