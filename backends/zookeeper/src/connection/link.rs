@@ -50,8 +50,13 @@ impl Link {
         let repeats = requests.iter().all(Request::only_reads);
         let seen = self.connector.learned.zxid();
         let mut untried = self.connector.len() + 1;
+        let mut unanswered = None;
         loop {
-            let channel = self.channel(call.deadline)?;
+            let channel = match (self.channel(call.deadline), unanswered) {
+                (Ok(channel), _) => channel,
+                (Err(_), Some(unanswered)) => return Err(unanswered),
+                (Err(failure), None) => return Err(failure),
+            };
             let limit = self
                 .left(call.deadline)
                 .min(self.connector.response_timeout);
@@ -75,6 +80,7 @@ impl Link {
             if !is_repeated || is_cancelled || untried == 0 || self.left(call.deadline).is_zero() {
                 return answer;
             }
+            unanswered = answer.err();
         }
     }
 
