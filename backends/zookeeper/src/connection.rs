@@ -58,10 +58,16 @@ pub(crate) struct Connection {
     pub(crate) server: Server,
     member: usize,
     learned: Arc<Learned>,
-    _open: OpenConnection,
+    /// `None` once another connection replaces this one, and the server is about to close it.
+    counted: Option<OpenConnection>,
 }
 
 impl Connection {
+    /// Counts the connection no longer as one that is open.
+    pub(crate) fn uncount(&mut self) {
+        self.counted = None;
+    }
+
     fn socket(&self) -> &Arc<TcpStream> {
         self.stream.socket()
     }

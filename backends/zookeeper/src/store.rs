@@ -267,16 +267,23 @@ impl RegisterStore for ZooKeeperStore {
 
     fn open_session(&self, ttl: Duration, call: Call<'_>) -> Result<SessionId, Error> {
         let left = || self.link.left(call.deadline);
-        let opened = self.sessions.open(&self.paths, ttl, left());
-        let Err(error) = opened else {
-            return opened;
-        };
+        let mut opened = self.sessions.open(&self.paths, ttl, left());
         // The namespace may have been wiped.
-        if error.kind() == ErrorKind::Unavailable && !error.is_unreachable() && !left().is_zero() {
+        if let Err(error) = &opened
+            && error.kind() == ErrorKind::Unavailable
+            && !error.is_unreachable()
+            && !left().is_zero()
+        {
             self.make_folders(call)?;
-            return self.sessions.open(&self.paths, ttl, left());
+            opened = self.sessions.open(&self.paths, ttl, left());
         }
-        Err(error)
+        let session = opened?;
+        // A notice of its end comes from now on.
+        self.ask(
+            &[Request::exists(&self.paths.session(&session), true)],
+            call,
+        )?;
+        Ok(session)
     }
 
     fn end_sessions(&self, sessions: &[&str], call: Call<'_>) -> Result<(), Error> {

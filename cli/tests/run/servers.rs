@@ -4,7 +4,7 @@
 use libtest_mimic::Trial;
 use lockkeeper_testkit::{
     ConsulKind, EtcdKind, MySqlKind, MySqlServer, PostgresKind, RedisKind, Shared, StoreKind,
-    TestServer as _, suite,
+    TestServer as _, ZooKeeperKind, suite,
 };
 use serde_json::Value;
 
@@ -21,6 +21,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let kinds = kinds.chain(MySqlKind::ALL.map(StoreKind::MySql));
     let kinds = kinds.chain(EtcdKind::ALL.map(StoreKind::Etcd));
     let kinds = kinds.chain(ConsulKind::ALL.map(StoreKind::Consul));
+    let kinds = kinds.chain(ZooKeeperKind::ALL.map(StoreKind::ZooKeeper));
     let trial = |kind: StoreKind| {
         let name = format!("{kind}::all_verbs_work");
         suite::named_trial(name, move || kind.ignored(), move || on(kind))

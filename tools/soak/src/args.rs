@@ -96,6 +96,8 @@ pub(crate) enum StoreChoice {
     MariaDbTable,
     /// A table of PostgreSQL.
     PostgresTable,
+    #[value(name = "zookeeper")]
+    ZooKeeper,
     /// All of them, one after the other.
     All,
 }

@@ -9,6 +9,7 @@ mod sentinel;
 mod sessions;
 mod sqlite;
 mod tables;
+mod zookeeper;
 
 use std::fmt;
 use std::io;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use lockkeeper_testkit::{
     EtcdKind, MySqlKind, PostgresKind, Proxy, RedisCluster, RedisKind, StoreKind, TestServer,
+    ZooKeeperKind,
 };
 
 use crate::args::{Args, StoreChoice};
@@ -174,6 +176,7 @@ const POSTGRES: PostgresKind = PostgresKind::Postgres15;
 /// A leader of 3.4.23 that resumes can end leases that the new leader has renewed, so that a lock has two holders:
 /// <https://github.com/etcd-io/etcd/issues/15247>.
 const ETCD: EtcdKind = EtcdKind::Etcd3_5;
+const ZOOKEEPER: ZooKeeperKind = ZooKeeperKind::ZooKeeper3_8;
 
 /// Returns why this store cannot be run on this machine, `None` if it can. In continuous integration a missing
 /// server is a failure instead.
@@ -186,6 +189,7 @@ pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
         StoreChoice::MySql => MySqlKind::MySql9.ignored(),
         StoreChoice::Postgres | StoreChoice::PostgresTable => POSTGRES.ignored(),
         StoreChoice::Etcd => ETCD.ignored(),
+        StoreChoice::ZooKeeper => ZOOKEEPER.ignored(),
         StoreChoice::Consul => consul::CONSUL.ignored(),
         StoreChoice::Memory | StoreChoice::Sqlite | StoreChoice::All => None,
     }
@@ -206,6 +210,7 @@ pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Store> {
         StoreChoice::MySql => sessions::start_mysql(MySqlKind::MySql9, settings),
         StoreChoice::Postgres => sessions::start_postgres(settings),
         StoreChoice::Etcd => etcd::start(),
+        StoreChoice::ZooKeeper => zookeeper::start(),
         StoreChoice::Consul => consul::start(args.ttl),
         StoreChoice::MariaDbTable => tables::start(StoreKind::MySqlTable(MySqlKind::MariaDb10)),
         StoreChoice::PostgresTable => tables::start(StoreKind::PostgresTable(POSTGRES)),

@@ -185,7 +185,7 @@ impl Connector {
             server: server.clone(),
             member: number,
             learned: Arc::clone(&self.learned),
-            _open: self.learned.counts.add_connection(),
+            counted: Some(self.learned.counts.add_connection()),
         };
         let left = || limit.saturating_sub(began.elapsed());
         connection.stream.begin(left().min(patience));

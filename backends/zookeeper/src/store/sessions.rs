@@ -95,6 +95,7 @@ impl Sessions {
         let Some(mut kept) = kept.try_lock_for(left()) else {
             return Err(no_time().into_error());
         };
+        kept.connection.uncount();
         let limit = left().min(self.connector.response_timeout);
         let opened = self.connector.connect(Some(&kept.session), ttl, limit)?;
         let is_kept = match opened {

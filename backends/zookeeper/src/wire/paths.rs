@@ -51,8 +51,9 @@ impl Paths {
         )
     }
 
+    /// Returns the path of the node of a session. A text that names no session is the name of a node, too.
     pub(crate) fn session(&self, session: &str) -> String {
-        format!("{}/{session}", self.sessions)
+        format!("{}/s-{session}", self.sessions)
     }
 
     /// Returns what is made at opening, each after what it is in.

@@ -92,7 +92,7 @@ impl TestServer for ZooKeeperServer {
         let session = session.ok_or_else(|| not_held(name))?;
         let namespace = encoded(namespace);
         self.client()?
-            .delete(&format!("{ROOT}/{namespace}/sessions/{session}"))
+            .delete(&format!("{ROOT}/{namespace}/sessions/s-{session}"))
     }
 
     fn waiters(&self, namespace: &str, name: &str) -> io::Result<usize> {
