@@ -165,6 +165,7 @@ pub(crate) static TABLE: &[Case] = table! {
         lock_of_a_ticket_is_not_handed_over,
         waiter_gets_the_lock_when_it_is_released,
         ticket_ends_with_its_lease,
+        tickets_leave_no_connections,
         lock_outlives_the_process_that_detached_it,
         foreign_or_changed_ticket_is_refused,
         resumption_rides_an_outage_out;

@@ -207,6 +207,24 @@ pub(super) fn ticket_ends_with_its_lease(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
+/// What a lease keeps open ends with the lease, although another process has it.
+pub(super) fn tickets_leave_no_connections(rig: &Rig<'_>) -> Outcome {
+    const TICKETS: u32 = 20;
+    needs_tickets(rig)?;
+    let provider = rig.provider();
+    let open = || provider.usage().map_or(0, |usage| usage.connections);
+    let short = rig.renewed(400);
+    let keeper = build(rig.builder_on(Arc::clone(&provider)).lease(short));
+    for at in 0..TICKETS {
+        ticket(&keeper, &at.to_string());
+    }
+    rig.until("the connections are closed", || {
+        ticket(&keeper, "beside");
+        open() < TICKETS
+    });
+    Ok(())
+}
+
 pub(super) fn lock_outlives_the_process_that_detached_it(rig: &Rig<'_>) -> Outcome {
     needs_tickets(rig)?;
     let keeper = rig.keeper();

@@ -26,6 +26,14 @@ use crate::wire::{Code, Request};
 struct Kept {
     session: Session,
     connection: Connection,
+    at: Instant,
+}
+
+impl Kept {
+    /// Returns whether the server has ended the session, since nobody has kept it for so long.
+    fn is_over(&self) -> bool {
+        self.at.elapsed() > 2 * self.session.timeout
+    }
 }
 
 /// The open sessions of a provider.
@@ -71,10 +79,13 @@ impl Sessions {
         let kept = Kept {
             session,
             connection,
+            at: began,
         };
-        self.open
-            .lock()
-            .insert(id.clone(), Arc::new(Mutex::new(kept)));
+        let mut open = self.open.lock();
+        // Those of detached leases, which other processes have taken over, and of a ttl that is no longer used.
+        open.retain(|_, kept| kept.try_lock().is_none_or(|kept| !kept.is_over()));
+        open.insert(id.clone(), Arc::new(Mutex::new(kept)));
+        drop(open);
         Ok(id)
     }
 
@@ -102,7 +113,7 @@ impl Sessions {
             None => false,
             Some((connection, session)) => {
                 check_timeout(&session, ttl)?;
-                kept.connection = connection;
+                (kept.connection, kept.at) = (connection, began);
                 let write = Request::set(node, host_name(), -1);
                 let limit = left().min(self.connector.response_timeout);
                 let replies = kept
