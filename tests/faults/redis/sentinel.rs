@@ -243,7 +243,8 @@ fn sentinels_stopped(kind: RedisKind) {
     connections_are_cut(&set, &keeper);
     let began = Instant::now();
     let waited = keeper.try_lock_for("a", Duration::from_secs(1));
-    assert_eq!(waited.unwrap_err().kind(), ErrorKind::Unavailable);
+    let error = waited.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(1) + HANG);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| keeper.try_lock_for("a", WAIT_LIMIT).unwrap());
