@@ -59,6 +59,22 @@ struct Places<'a> {
     missing: Vec<String>,
 }
 
+/// What issue 38, number 6, still asks for.
+const NOT_YET: [(&str, &str); 3] = [
+    (
+        "zookeeper",
+        "a line with free SCHEME or \"SCHEME of ZooKeeperDriver in tools/bench/src/store.rs",
+    ),
+    (
+        "zookeeper",
+        "a line with |SCHEME of ZooKeeperDriver in cli/compare.schema.json",
+    ),
+    (
+        "zookeeper",
+        "ZooKeeperDriver in compare/src/store/client.rs",
+    ),
+];
+
 impl Places<'_> {
     /// Returns the text of a file; nothing if there is none.
     fn read(&self, file: &str) -> String {
@@ -76,7 +92,12 @@ impl Places<'_> {
     }
 
     fn want(&mut self, is_there: bool, what: &str) {
-        if !is_there {
+        let is_known = NOT_YET.contains(&(self.folder, what));
+        assert!(
+            !is_there || !is_known,
+            "{what} is there: take it out of NOT_YET"
+        );
+        if !is_there && !is_known {
             let folder = self.folder;
             self.missing
                 .push(format!("backends/{folder}: {what} is missing"));
@@ -240,7 +261,9 @@ fn every_backend_is_in_every_list() {
     for entry in fs::read_dir(root.join("backends")).unwrap() {
         let path = entry.unwrap().path();
         // A library that backends share has no driver, and no column.
-        let is_library = ["remote", "sessions"].iter().any(|it| path.ends_with(it));
+        let is_library = ["remote", "sessions", "register"]
+            .iter()
+            .any(|it| path.ends_with(it));
         if path.join("Cargo.toml").exists() && !is_library {
             all.extend(missing(root, path.file_name().unwrap().to_str().unwrap()));
         }

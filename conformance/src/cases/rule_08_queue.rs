@@ -92,8 +92,9 @@ pub(super) fn hundred_threads_are_one_waiter_in_the_store(rig: &Rig<'_>) -> Outc
         recorder.wait_for(Event::Contended, 100);
         assert_eq!(tap.requests(), 1, "one thread at a time sends requests");
         if let Some(usage) = keeper.usage() {
+            // One waits, and on a store whose sessions are connections the lease that it waits for has one, too.
             assert!(
-                usage.connections <= 2 * opened,
+                usage.connections <= (2 * opened).max(3),
                 "100 waiters have {usage:?}"
             );
         }
