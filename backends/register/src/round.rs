@@ -112,6 +112,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
     ) -> Result<BTreeMap<&'k Key, Change>, Error> {
         let mut changes: BTreeMap<&'k Key, Change> = BTreeMap::new();
         let mut keep: HashMap<SessionId, Duration> = HashMap::new();
+        let mut check = self.checked.clone();
         let mut needs_floor = false;
         for task in open(tasks, answers) {
             let known = match &task.verb {
@@ -121,15 +122,19 @@ impl<'r, S: RegisterStore> Round<'r, S> {
                     place_ttl,
                 } => {
                     let session = self.session(*ttl)?;
-                    // A write that was refused may have met the end of this session.
-                    let is_kept = self.conflicts > 0 || !session.is_fresh(self.asked_at);
-                    if is_kept {
-                        keep.insert(session.id, *ttl);
+                    let is_kept = !session.is_fresh(self.asked_at);
+                    // A write that was refused may have met the end of a session.
+                    match (is_kept, self.conflicts) {
+                        (true, _) => drop(keep.insert(session.id, *ttl)),
+                        (false, 0) => {}
+                        (false, _) => drop(check.insert(session.id)),
                     }
                     if attempt.kind == Kind::Queues {
                         let place = self.session(*place_ttl)?;
-                        if self.conflicts > 0 || !place.is_kept(self.asked_at) {
-                            keep.insert(place.id, *place_ttl);
+                        match (place.is_kept(self.asked_at), self.conflicts) {
+                            (false, _) => drop(keep.insert(place.id, *place_ttl)),
+                            (true, 0) => {}
+                            (true, _) => drop(check.insert(place.id)),
                         }
                     }
                     // What is known is only used by a write, which proves it.
@@ -173,7 +178,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
         if needs_floor {
             keys.push(&self.register.floor);
         }
-        let check: Vec<_> = self.checked.iter().map(String::as_str).collect();
+        let check: Vec<_> = check.iter().map(String::as_str).collect();
         let read = Read {
             keep: &keep,
             keys: &keys,

@@ -128,21 +128,25 @@ impl<S: RegisterStore> Register<S> {
 /// The pauses of a waiter that polls.
 #[derive(Default)]
 struct Poll {
-    seen: Option<Version>,
+    /// What the first waiter has seen of the entry, or how many waiters were ahead of another one.
+    seen: Option<(usize, Option<Version>)>,
     pauses: i32,
 }
 
 impl Poll {
-    fn next_pause(&mut self, position: Position) -> Duration {
-        if self.seen != position.version {
-            (self.seen, self.pauses) = (position.version, 0);
+    fn next_pause(&mut self, Position { ahead, version, .. }: Position) -> Duration {
+        // Only the first waiter is concerned by each change. The others would read the entry far more often than it is
+        // granted, and with many processes that keeps the server from granting it.
+        let seen = Some((ahead, version.filter(|_| ahead == 0)));
+        if self.seen != seen {
+            (self.seen, self.pauses) = (seen, 0);
         }
         let grown = FIRST_POLL.mul_f64(1.25_f64.powi(self.pauses.min(30)));
         self.pauses += 1;
-        let ahead = u32::try_from(position.ahead).unwrap_or(u32::MAX);
+        let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
         let pause = grown
             .min(LONGEST_POLL)
-            .saturating_mul(ahead.saturating_add(1));
+            .saturating_mul((ahead.saturating_mul(3) / 2).saturating_add(1));
         pause.min(MAX_POLL).mul_f64(0.75 + fastrand::f64() / 4.0)
     }
 }
