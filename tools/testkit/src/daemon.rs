@@ -286,7 +286,8 @@ static OWN_RANGE: LazyLock<(u16, Option<File>)> = LazyLock::new(|| {
     let ranges = (SERVER_PORTS.end - SERVER_PORTS.start) / OWN_PORTS;
     let own = u16::try_from(std::process::id() % u32::from(ranges)).unwrap_or_default();
     let locked = |range: u16| {
-        let path = env::temp_dir().join(format!("lockkeeper-testkit-ports-{range}"));
+        // The same folder for all processes, whatever their TMPDIR.
+        let path = format!("/tmp/lockkeeper-testkit-ports-{range}");
         let file = OpenOptions::new()
             .create(true)
             .append(true)

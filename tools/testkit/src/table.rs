@@ -1,6 +1,8 @@
 //! Tables of locks on SQL servers under test.
 
+use std::fs;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +10,7 @@ use serde_json::Value;
 
 use crate::daemon::Daemon;
 use crate::test_server::{EndFault, Facts, TestServer, not_held};
+use crate::until::wait_until;
 #[cfg(feature = "mysql")]
 use crate::{MySqlKind, MySqlOptions, MySqlServer};
 use crate::{PostgresKind, PostgresOptions, PostgresServer};
@@ -90,6 +93,13 @@ impl<S: SqlServer> Table<S> {
     }
 }
 
+/// Returns whether a process works in a folder.
+fn is_in_use(folder: &Path) -> bool {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut folders = processes.filter_map(|it| fs::read_link(it.path().join("cwd")).ok());
+    folders.any(|it| it.starts_with(folder))
+}
+
 /// Returns the leases (`l`) or the requests that wait (`q`) of an entry.
 fn parts<'e>(entry: &'e Value, at: &str) -> &'e [Value] {
     let parts = entry.get(at).and_then(Value::as_array);
@@ -135,6 +145,10 @@ impl<S: SqlServer> TestServer for Table<S> {
     /// Kills the server, which has the table when it starts again.
     fn cut_off(self: Arc<Self>) -> io::Result<EndFault> {
         TestServer::kill(&*self);
+        // PostgreSQL's other processes answer for a moment longer.
+        let folders = self.processes().into_iter().map(Daemon::folder);
+        let folders: Vec<_> = folders.map(Path::to_owned).collect();
+        wait_until(|| Ok(!folders.iter().any(|folder| is_in_use(folder))))?;
         Ok(Box::new(move || self.restart()))
     }
 
