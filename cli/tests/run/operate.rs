@@ -287,6 +287,7 @@ fn completions_and_manual_are_generated(rig: &Rig) {
         "SYNOPSIS",
         "DESCRIPTION",
         "OPTIONS",
+        "\"LOCKS IN A TABLE (LOCKS=TABLE)\"",
         "JSON",
         "\"EXIT STATUS\"",
     ];

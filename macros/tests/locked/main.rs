@@ -91,7 +91,7 @@ fn busy_lock_is_an_error_of_the_function() {
         unreachable!("the body did not run");
     };
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert!(error.to_string().contains("for all of 10ms"), "{error}");
+    assert!(error.to_string().contains("at the end of 10ms"), "{error}");
 }
 
 #[test]

@@ -168,13 +168,19 @@ fn end_in_outage_and_outlast_it(
             }
         };
         let error = ended(short);
-        let outlives = !server.facts().ends_with_connection;
+        let (outlives, has_pool) = (
+            !server.facts().ends_with_connection,
+            server.facts().has_pool,
+        );
         let possible: &[ErrorKind] = match (moment, outage) {
             // A pooled connection that was cut may be noticed only when it is used.
             (Moment::NoConnection, Outage::Refused) if !outlives => &[ErrorKind::Unavailable],
-            (Moment::Requested, _) if outlives => &[ErrorKind::Unknown],
+            // Without a pool, a reply to a ping counts as one to the request.
+            (Moment::Requested, _) if outlives && has_pool => &[ErrorKind::Unknown],
             // What a session was granted ends with it. A silent server is unknown until it is asked on another one.
-            (Moment::Requested, Outage::Refused | Outage::Cut) => &[ErrorKind::Unavailable],
+            (Moment::Requested, Outage::Refused | Outage::Cut) if !outlives => {
+                &[ErrorKind::Unavailable]
+            }
             _ => &[ErrorKind::Unavailable, ErrorKind::Unknown],
         };
         assert!(possible.contains(&error.kind()), "{error:?}");

@@ -19,11 +19,10 @@ pub(crate) fn run(words: &[String], kinds: &[Kind]) -> Done {
     let wanted = words.first().map_or("redis", String::as_str);
     let kind = kinds.iter().copied().find(|kind| kind.word() == wanted);
     let store = Store::start(kind.ok_or_else(|| format!("no store is called {wanted}"))?)?;
-    // The debugger stops the thread so often that it meets the usual time-outs, and that the lease of a grant is older than
-    // its margin, and renewed first.
+    // The debugger stops the thread so often that it meets the usual time-outs.
     let keeper = store.open(match store.kind {
-        Kind::Memory | Kind::Sqlite => "ttl=1h&margin=20m&wait=10m",
-        _ => "ttl=1h&margin=20m&wait=10m&response_timeout=5m",
+        Kind::Memory | Kind::Sqlite => "ttl=1h",
+        _ => "ttl=1h&response_timeout=30s",
     })?;
     for _ in 0..WARM_UP {
         drop(keeper.lock("warm")?);
