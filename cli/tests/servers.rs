@@ -70,7 +70,7 @@ fn every_row_has_its_expected_verdict() {
         assert!(!report.to_string().contains(password));
     }
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 144);
+    assert_eq!(rows.len(), 162);
     for row in rows {
         assert_eq!(row["verdict"], row["expected"], "{row:#}");
         let wrong = row["verdict"] == "wrong";
