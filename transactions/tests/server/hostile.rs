@@ -80,7 +80,7 @@ fn use_all(server: &PostgresServer) {
     let open = || lockkeeper::open(&format!("{}?{keys}", server.url())).unwrap();
     let keepers: [LockKeeper; 2] = [open(), open()];
     let guard = keepers[0].lock("seat:42").unwrap();
-    let waited = keepers[1].try_lock_for("seat:42", Duration::from_millis(50));
+    let waited = keepers[1].try_lock_for("seat:42", Duration::from_secs(1));
     assert!(waited.unwrap().is_none());
     let shared = keepers[0].lock_shared("seat:43").unwrap();
     let set = keepers[0].lock_all(["seat:44", "seat:45"]).unwrap();
