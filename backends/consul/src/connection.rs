@@ -72,7 +72,8 @@ impl lockkeeper_remote::Connection for Connection {
 
 impl Connection {
     /// Sends a request and reads the reply. A cancel closes the connection, which is no failure of the agent. The status
-    /// 404 is a key or a session that does not exist, and 409 a transaction whose conditions did not hold.
+    /// The status 404 means that the key or the session does not exist. The status 409 means that a condition of the
+    /// transaction did not hold.
     pub(crate) fn call(
         &mut self,
         request: Request<'_>,

@@ -4,7 +4,6 @@
 //! in the next round. After an unknown write the caller asks again, and that begins with a read: the entry shows by the
 //! owner what the write did.
 
-use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
 use lockkeeper_core::{AcquireRequest, CancelToken, Error, Owner, process_label};
@@ -17,6 +16,7 @@ use crate::register::Register;
 use crate::round::Round;
 use crate::store::{Call, RegisterStore};
 use crate::task::{Answered, Answers, LOCKED_AFTER, Others, RoundEnd, Task, Verb, unexpected};
+use crate::wait::pause;
 
 /// The longest pause after a write that found another version.
 const MAX_PAUSE: Duration = Duration::from_millis(16);
@@ -57,8 +57,8 @@ impl<S: RegisterStore> Register<S> {
                     conflicts += 1;
                     // Releases, and requests that wait in the queue, go first, unless the entry is locked.
                     if ended == RoundEnd::Conflict || conflicts > LOCKED_AFTER {
-                        let pause = MAX_PAUSE.min(Duration::from_millis(1 << conflicts.min(10)));
-                        thread::sleep(pause.mul_f64(fastrand::f64()));
+                        let longest = MAX_PAUSE.min(Duration::from_millis(1 << conflicts.min(10)));
+                        pause(longest.mul_f64(fastrand::f64()), call.cancel);
                     }
                 }
                 Err(error) => {

@@ -28,7 +28,11 @@ mod free_names;
 mod key;
 mod lease;
 #[cfg(test)]
-#[allow(dead_code, unreachable_pub)]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the suites use more of this store than the unit tests"
+)]
 #[path = "../tests/map_store/mod.rs"]
 mod map_store;
 mod provider;
