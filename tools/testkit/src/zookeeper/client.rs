@@ -148,23 +148,19 @@ impl ZooKeeperClient {
         self.ask(CREATE, path, &body).map(drop)
     }
 
-    /// Deletes a node and all below it.
+    /// Deletes a node and all below it, each once: what a program makes meanwhile stays, and so does its parent.
     ///
     /// # Errors
     /// As [`children`](Self::children).
     pub fn delete(&mut self, path: &str) -> io::Result<()> {
+        for child in self.children(path)? {
+            self.delete(&format!("{path}/{child}"))?;
+        }
         let mut request = buffer(path.as_bytes());
         request.extend((-1_i32).to_be_bytes());
-        loop {
-            for child in self.children(path)? {
-                self.delete(&format!("{path}/{child}"))?;
-            }
-            match self.call(DELETE, &request)? {
-                (0 | NO_NODE, _) => return Ok(()),
-                // A program has made another one meanwhile.
-                (NOT_EMPTY, _) => {}
-                (code, _) => return Err(io::Error::other(format!("{path}: error {code}"))),
-            }
+        match self.call(DELETE, &request)? {
+            (0 | NO_NODE | NOT_EMPTY, _) => Ok(()),
+            (code, _) => Err(io::Error::other(format!("{path}: error {code}"))),
         }
     }
 }
