@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use lockkeeper::backend::{
     AcquireRequest, Backend, Capabilities, Driver, Drivers, Grant, KeySpec, LockProvider,
-    OpenContext, Owner, Renewal, StoreInfo, StoreUrl, epoch_at,
+    OpenContext, Operation, Owner, Renewal, StoreInfo, StoreUrl, epoch_at,
 };
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{Config, Error, LockName, Released};
@@ -113,6 +113,30 @@ impl StoreInfo for MyBackend {
     }
 }
 
+impl MyBackend {
+    /// An expired lease is lost, even if the name is free.
+    fn renew(&self, lease: &MyLease, ttl: Duration) -> Result<Renewal, Error> {
+        let mut store = self.store();
+        let Some(lock) = store.held_by(lease) else {
+            return Ok(Renewal::Lost);
+        };
+        lock.holder = Some((lease.epoch, SystemClock.now() + ttl));
+        Ok(Renewal::Renewed)
+    }
+
+    /// Frees the name only if the lease is still valid: it may be another holder's by now.
+    fn release(&self, lease: &MyLease) -> Result<Released, Error> {
+        let mut store = self.store();
+        let Some(lock) = store.held_by(lease) else {
+            return Ok(Released::AlreadyLost);
+        };
+        lock.holder = None;
+        lock.wake_first();
+        store.tidy(SystemClock.now());
+        Ok(Released::Done)
+    }
+}
+
 impl Backend for MyBackend {
     type Lease = MyLease;
 
@@ -170,31 +194,14 @@ impl Backend for MyBackend {
         }
     }
 
-    /// An expired lease is lost, even if the name is free.
-    fn renew(
-        &self,
-        lease: &mut MyLease,
-        ttl: Duration,
-        _deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        let mut store = self.store();
-        let Some(lock) = store.held_by(lease) else {
-            return Ok(Renewal::Lost);
-        };
-        lock.holder = Some((lease.epoch, SystemClock.now() + ttl));
-        Ok(Renewal::Renewed)
-    }
-
-    /// Frees the name only if the lease is still valid: it may be another holder's by now.
-    fn release(&self, lease: &mut MyLease, _deadline: HostInstant) -> Result<Released, Error> {
-        let mut store = self.store();
-        let Some(lock) = store.held_by(lease) else {
-            return Ok(Released::AlreadyLost);
-        };
-        lock.holder = None;
-        lock.wake_first();
-        store.tidy(SystemClock.now());
-        Ok(Released::Done)
+    fn batch(&self, batch: &mut [Operation<'_, MyLease>]) {
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                Operation::Renew(it) => it.answer = Some(self.renew(it.lease, it.ttl)),
+                Operation::Release(it) => it.answer = Some(self.release(it.lease)),
+            }
+        }
     }
 }
 

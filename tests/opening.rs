@@ -14,10 +14,9 @@ use std::time::Duration;
 
 use lockkeeper::backend::{
     AcquireRequest, Backend, Capabilities, Driver, Drivers, Grant, Key, KeySpec, LockProvider,
-    OpenContext, Renewal, StoreInfo, Takes,
+    OpenContext, Operation, StoreInfo, Takes,
 };
-use lockkeeper::clock::HostInstant;
-use lockkeeper::{Config, Error, ErrorKind, Observer, Released};
+use lockkeeper::{Config, Error, ErrorKind, Observer};
 
 const PASSWORD: Key<String> = Key::new(
     "password",
@@ -85,12 +84,8 @@ impl StoreInfo for Slow {
 impl Backend for Slow {
     type Lease = ();
 
-    fn renew(&self, (): &mut (), _: Duration, _: HostInstant) -> Result<Renewal, Error> {
-        unreachable!("nothing is granted")
-    }
-
-    fn release(&self, (): &mut (), _: HostInstant) -> Result<Released, Error> {
-        unreachable!("nothing is granted")
+    fn batch(&self, _: &mut [Operation<'_, ()>]) {
+        panic!("no test locks here");
     }
 
     fn acquire(&self, _: &AcquireRequest<'_>) -> Result<Option<Grant<()>>, Error> {

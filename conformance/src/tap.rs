@@ -1,13 +1,14 @@
 //! A provider between keeper and store that counts requests, and delays replies or keeps grants. It works on every
 //! store, where the hooks of a fixture need the store's own means.
 
+use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, ErasedLease, Error, Grant, HostInstant, LeaseId,
-    LeaseVerifier, LockProvider, Proof, Released, Renewal, StoreInfo, Usage,
+    LeaseVerifier, LockProvider, Operation, Proof, StoreInfo, Usage,
 };
 
 /// What happens to the replies to acquisitions.
@@ -111,17 +112,14 @@ impl Backend for Tap {
         self.inner.abandon(request);
     }
 
-    fn renew(
-        &self,
-        lease: &mut ErasedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        self.inner.renew(lease, ttl, deadline)
-    }
-
-    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
-        self.inner.release(lease, deadline)
+    /// Attempts come here as well, since the tap declares batches of one.
+    fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                other => self.inner.batch(slice::from_mut(other)),
+            }
+        }
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {

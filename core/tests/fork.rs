@@ -6,11 +6,10 @@ use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Backend, Capabilities, Error, ErrorKind, Grant, HostInstant, LockKeeper, Owner,
-    Released, Renewal, StoreInfo,
+    AcquireRequest, Backend, Capabilities, Error, ErrorKind, Grant, LockKeeper, Operation, Owner,
+    StoreInfo,
 };
 
 /// Records the owner of the last request, and grants nothing.
@@ -34,12 +33,13 @@ impl StoreInfo for Recorder {
 impl Backend for Recorder {
     type Lease = ();
 
-    fn renew(&self, (): &mut (), _: Duration, _: HostInstant) -> Result<Renewal, Error> {
-        unreachable!("nothing is granted")
-    }
-
-    fn release(&self, (): &mut (), _: HostInstant) -> Result<Released, Error> {
-        unreachable!("nothing is granted")
+    fn batch(&self, batch: &mut [Operation<'_, ()>]) {
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                _ => unreachable!("nothing is granted"),
+            }
+        }
     }
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<()>>, Error> {

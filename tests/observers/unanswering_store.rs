@@ -1,11 +1,10 @@
 //! A store that grants every lock, and answers no renewal and no release.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use lockkeeper::backend::{AcquireRequest, Backend, Capabilities, Grant, Renewal, StoreInfo};
-use lockkeeper::clock::{HostInstant, ManualClock};
-use lockkeeper::{Error, ErrorKind, LockKeeper, Observer, Released};
+use lockkeeper::backend::{AcquireRequest, Backend, Capabilities, Grant, Operation, StoreInfo};
+use lockkeeper::clock::ManualClock;
+use lockkeeper::{Error, ErrorKind, LockKeeper, Observer};
 
 #[derive(Debug)]
 struct UnansweringStore;
@@ -49,11 +48,12 @@ impl Backend for UnansweringStore {
         }))
     }
 
-    fn renew(&self, _: &mut (), _: Duration, _: HostInstant) -> Result<Renewal, Error> {
-        Err(no_connection())
-    }
-
-    fn release(&self, _: &mut (), _: HostInstant) -> Result<Released, Error> {
-        Err(no_connection())
+    fn batch(&self, batch: &mut [Operation<'_, ()>]) {
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                other => other.fail(no_connection()),
+            }
+        }
     }
 }

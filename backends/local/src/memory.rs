@@ -1,12 +1,11 @@
 //! `memory:`: locks within one process, with leases, tokens and waiting as on other stores.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
-    Grant, HostInstant, KeySpec, LeaseVerifier, LockName, LockProvider, OpenContext,
-    ReleaseDispatch, Released, Renewal, StoreInfo, StoreUrl, SystemClock,
+    Grant, KeySpec, LeaseVerifier, LockName, LockProvider, OpenContext, Operation, ReleaseDispatch,
+    StoreInfo, StoreUrl, SystemClock,
 };
 
 mod entry;
@@ -171,19 +170,21 @@ impl Backend for MemoryProvider {
         }
     }
 
-    fn renew(
-        &self,
-        lease: &mut MemoryLease,
-        ttl: Duration,
-        _deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        let now = self.store.clock.now();
-        Ok(self.store.shard(lease.hash).renew(lease, ttl, now))
-    }
-
-    fn release(&self, lease: &mut MemoryLease, _deadline: HostInstant) -> Result<Released, Error> {
-        let shard = self.store.shard(lease.hash);
-        Ok(shard.release(lease, &*self.store.clock))
+    fn batch(&self, batch: &mut [Operation<'_, MemoryLease>]) {
+        let Store { clock, .. } = &*self.store;
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                Operation::Renew(it) => {
+                    let shard = self.store.shard(it.lease.hash);
+                    it.answer = Some(Ok(shard.renew(it.lease, it.ttl, clock.now())));
+                }
+                Operation::Release(it) => {
+                    let shard = self.store.shard(it.lease.hash);
+                    it.answer = Some(Ok(shard.release(it.lease, &**clock)));
+                }
+            }
+        }
     }
 
     fn send_release(&self, lease: &mut MemoryLease) -> ReleaseDispatch {

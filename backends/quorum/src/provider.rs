@@ -244,6 +244,22 @@ impl Quorum {
         }
     }
 
+    fn release(&self, hold: &Arc<Hold>, deadline: HostInstant) -> Result<Released, Error> {
+        let slow = self.slow();
+        // The first member last: it wakes the next caller, who then finds the others free.
+        for (index, held) in hold.begin_release().into_iter().rev() {
+            if let Some(member) = self.members.get(index) {
+                member.release(hold, held, deadline);
+            }
+        }
+        let until = deadline.min(self.clock.now() + self.attempt_limit);
+        match hold.release(&*self.clock, until, &slow) {
+            (Tally::Live, _) => Ok(Released::Done),
+            (Tally::Lost, _) => Ok(Released::AlreadyLost),
+            (Tally::Open | Tally::Unknown, cause) => Err(unknown(self, "release", cause)),
+        }
+    }
+
     fn check_ttl(&self, ttl: Duration) -> Result<(), Error> {
         if ttl <= self.max_ttl {
             return Ok(());
@@ -330,30 +346,16 @@ impl Backend for QuorumProvider {
                     let renewal = quorum.ask_renewal(&it.lease.hold, it.ttl, it.deadline);
                     asked.push((at, renewal));
                 }
-                other => other.carry_out(self),
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                Operation::Release(it) => {
+                    it.answer = Some(quorum.release(&it.lease.hold, it.deadline));
+                }
             }
         }
         for (at, renewal) in asked {
             if let Some(Operation::Renew(it)) = operations.get_mut(at) {
                 it.answer = Some(renewal.and_then(|asked| quorum.renewed(&asked)));
             }
-        }
-    }
-
-    fn release(&self, lease: &mut QuorumLease, deadline: HostInstant) -> Result<Released, Error> {
-        let quorum = &self.quorum;
-        let slow = quorum.slow();
-        // The first member last: it wakes the next caller, who then finds the others free.
-        for (index, held) in lease.hold.begin_release().into_iter().rev() {
-            if let Some(member) = quorum.members.get(index) {
-                member.release(&lease.hold, held, deadline);
-            }
-        }
-        let until = deadline.min(quorum.clock.now() + quorum.attempt_limit);
-        match lease.hold.release(&*quorum.clock, until, &slow) {
-            (Tally::Live, _) => Ok(Released::Done),
-            (Tally::Lost, _) => Ok(Released::AlreadyLost),
-            (Tally::Open | Tally::Unknown, cause) => Err(unknown(quorum, "release", cause)),
         }
     }
 

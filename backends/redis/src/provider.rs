@@ -7,8 +7,8 @@ use std::time::Duration;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseId, LeaseVerifier, Operation, ReleaseDispatch, Renewal, StoreInfo, StoreUrl, SystemClock,
-    Usage,
+    LeaseId, LeaseVerifier, Operation, ReleaseDispatch, RenewRequest, Renewal, StoreInfo, StoreUrl,
+    SystemClock, Usage,
 };
 use lockkeeper_remote::{Endpoint, senseless};
 
@@ -179,7 +179,8 @@ impl Backend for RedisProvider {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Option<LeaseId>, Error> {
-        match Backend::renew(self, lease, ttl, deadline)? {
+        let renewal = RenewRequest::new(lease, ttl, deadline);
+        match renewal.ask(|one| self.batch(one))? {
             Renewal::Renewed => id(&lease.text).map(Some).ok_or_else(senseless),
             Renewal::Lost => Ok(None),
         }

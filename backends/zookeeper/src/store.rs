@@ -290,9 +290,6 @@ impl RegisterStore for ZooKeeperStore {
         let left = || self.link.left(call.deadline);
         let is_open = |session: &&&str| !self.sessions.end(session, left());
         let open: Vec<_> = sessions.iter().filter(is_open).collect();
-        if open.is_empty() {
-            return Ok(());
-        }
         let nodes = open.iter().map(|session| self.paths.session(session));
         let requests: Vec<_> = nodes.map(|node| Request::delete(&node, -1)).collect();
         self.ask(&requests, call).map(drop)

@@ -7,8 +7,8 @@ use std::time::Duration;
 use lockkeeper_conformance::{Fixture, Restore};
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Finding,
-    Grant, HeldName, HostInstant, LockName, LockProvider, Mode, Released, Renewal, StoreInfo,
-    SystemClock,
+    Grant, HeldName, HostInstant, LockName, LockProvider, Mode, Operation, Released, Renewal,
+    StoreInfo, SystemClock,
 };
 
 use crate::Flaw::*;
@@ -41,6 +41,48 @@ impl StoreInfo for Flawed {
 
     fn admin(&self) -> Option<&dyn Admin> {
         Some(self)
+    }
+}
+
+impl Flawed {
+    fn renew(&self, lease: &FlawedLease, ttl: Duration) -> Result<Renewal, Error> {
+        let until = SystemClock.now() + ttl;
+        let is_held = self
+            .store
+            .change(lease, RenewsExpiredLeases, |holders, own| {
+                let mode = holders[own].mode;
+                if !self.store.has(RenewsWritersAlone) || mode == Mode::Exclusive {
+                    holders[own].until = until;
+                }
+            });
+        match is_held {
+            true => Ok(Renewal::Renewed),
+            false => Ok(Renewal::Lost),
+        }
+    }
+
+    fn release(&self, lease: &FlawedLease) -> Result<Released, Error> {
+        let store = &self.store;
+        let names = store.lock();
+        if names.is_unreachable {
+            return match store.flaw {
+                ReportsOutageAsLost => Ok(Released::AlreadyLost),
+                _ => Err(unreachable()),
+            };
+        }
+        drop(names);
+        let was_held = store.change(lease, ReleasesLeasesOfOthers, |holders, own| {
+            match (store.flaw, holders[own].mode) {
+                (LeaksReaders, Mode::Shared) => {}
+                (ReleasesAllHolders, _) => holders.clear(),
+                _ => drop(holders.remove(own)),
+            }
+        });
+        store.wake();
+        match was_held {
+            true => Ok(Released::Done),
+            false => Ok(Released::AlreadyLost),
+        }
     }
 }
 
@@ -139,48 +181,13 @@ impl Backend for Flawed {
         }
     }
 
-    fn renew(
-        &self,
-        lease: &mut FlawedLease,
-        ttl: Duration,
-        _: HostInstant,
-    ) -> Result<Renewal, Error> {
-        let until = SystemClock.now() + ttl;
-        let is_held = self
-            .store
-            .change(lease, RenewsExpiredLeases, |holders, own| {
-                let mode = holders[own].mode;
-                if !self.store.has(RenewsWritersAlone) || mode == Mode::Exclusive {
-                    holders[own].until = until;
-                }
-            });
-        match is_held {
-            true => Ok(Renewal::Renewed),
-            false => Ok(Renewal::Lost),
-        }
-    }
-
-    fn release(&self, lease: &mut FlawedLease, _: HostInstant) -> Result<Released, Error> {
-        let store = &self.store;
-        let names = store.lock();
-        if names.is_unreachable {
-            return match store.flaw {
-                ReportsOutageAsLost => Ok(Released::AlreadyLost),
-                _ => Err(unreachable()),
-            };
-        }
-        drop(names);
-        let was_held = store.change(lease, ReleasesLeasesOfOthers, |holders, own| {
-            match (store.flaw, holders[own].mode) {
-                (LeaksReaders, Mode::Shared) => {}
-                (ReleasesAllHolders, _) => holders.clear(),
-                _ => drop(holders.remove(own)),
+    fn batch(&self, batch: &mut [Operation<'_, FlawedLease>]) {
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                Operation::Renew(it) => it.answer = Some(self.renew(it.lease, it.ttl)),
+                Operation::Release(it) => it.answer = Some(self.release(it.lease)),
             }
-        });
-        store.wake();
-        match was_held {
-            true => Ok(Released::Done),
-            false => Ok(Released::AlreadyLost),
         }
     }
 }

@@ -5,11 +5,9 @@ use std::slice;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::contract::batch::{
-    Operation, ReleaseDispatch, foreign_lease, release_alone, renew_alone,
-};
+use crate::contract::batch::{Operation, ReleaseDispatch, foreign_lease};
 use crate::contract::provider::{
-    AcquireRequest, ErasedLease, Grant, LeaseId, LockProvider, Released, Renewal, StoreInfo,
+    AcquireRequest, ErasedLease, Grant, LeaseId, LockProvider, StoreInfo,
 };
 use crate::contract::sql::Proof;
 use crate::contract::verifier::LeaseVerifier;
@@ -33,8 +31,8 @@ use crate::error::{Error, ErrorKind};
 ///   are independent of its lock. Acquiring a permit while permits of another limit are live is
 ///   [`ErrorKind::LimitMismatch`], also for a request with a wait; [`limit_mismatch`](crate::limit_mismatch) makes
 ///   the error. The engine never asks a store for a mode that it does not declare.
-/// - **Lease.** The store frees the name by itself after the last [`acquire`](Backend::acquire) or successful
-///   [`renew`](Backend::renew). It does so not before the ttl and not later than the ttl + 1 s. The store's clock
+/// - **Lease.** The store frees the name by itself after the last grant or successful
+///   [renewal](crate::RenewRequest). It does so not before the ttl and not later than the ttl + 1 s. The store's clock
 ///   or [`AcquireRequest::clock`] counts the time, never a wall clock that can step.
 /// - **Epoch.** Every grant of a name has a larger [`Grant::epoch`] than all before it, also after the
 ///   store was restarted or wiped. If the store does not dictate a counter, use
@@ -86,26 +84,6 @@ pub trait Backend: StoreInfo {
         let _ = request;
     }
 
-    /// Extends this lease to `ttl` from now, if the store still keeps it.
-    ///
-    /// Return [`Renewal::Lost`] only if the store says so: the lease has expired, or another lease has
-    /// its place. An expired lease is not renewed, even if the name is free.
-    ///
-    /// A store that overrides [`batch`](Self::batch) leaves this as it is: a batch of one. Every other store
-    /// implements it, since the provided `batch` calls it.
-    ///
-    /// # Errors
-    /// The outcome is unknown. The engine moves no deadline, and tries again while time is left.
-    /// The call returns by `deadline`.
-    fn renew(
-        &self,
-        lease: &mut Self::Lease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        renew_alone(|one| self.batch(one), lease, ttl, deadline)
-    }
-
     /// Returns the number of the part of the store that keeps a name, such as a node of a cluster. A store with
     /// [`Capabilities::with_parts`](crate::Capabilities::with_parts) overrides it.
     ///
@@ -118,14 +96,13 @@ pub trait Backend: StoreInfo {
         0
     }
 
-    /// Carries out up to [`Capabilities::batch`](crate::Capabilities::batch) operations, each with an
-    /// answer of its own.
+    /// Carries out attempts without a wait, renewals and releases, and sets the answer of each.
     ///
-    /// All attempts without a wait, renewals and releases come here. Requests that the threads of a process make at the
-    /// same moment come together, and so do renewals that are due. The provided method calls `acquire`, `renew` and
-    /// `release`. Override it if the store takes many operations in one request, and declare the number by
-    /// [`Capabilities::with_batch`](crate::Capabilities::with_batch). The operations concern different leases and
-    /// names, and have no order.
+    /// There are up to [`Capabilities::batch`](crate::Capabilities::batch) operations. By default that is one: such a
+    /// store goes through them, and carries out each by itself. If the store takes many operations in one request,
+    /// declare the number by [`Capabilities::with_batch`](crate::Capabilities::with_batch). Requests that the threads of
+    /// a process make at the same moment come together then, and so do renewals that are due. The operations concern
+    /// different leases and names, and have no order.
     ///
     /// The first operation may be a release that [`send_release`](Self::send_release) has sent:
     /// [`Operation::take_sent`] returns its connection. Then the whole batch goes on that connection: write the other
@@ -137,23 +114,7 @@ pub trait Backend: StoreInfo {
     /// The call returns by the latest [deadline](Operation::deadline) of the operations. It need not end
     /// at an earlier one, since that caller stops waiting by itself. If a request gets no reply, each of
     /// its operations is [`ErrorKind::Unknown`], and the engine asks again for each.
-    fn batch(&self, batch: &mut [Operation<'_, Self::Lease>]) {
-        for operation in batch {
-            operation.carry_out(self);
-        }
-    }
-
-    /// Frees the name if this lease still holds it, and wakes one waiter. Otherwise does nothing.
-    ///
-    /// A store that overrides [`batch`](Self::batch) leaves this as it is, as [`renew`](Self::renew). Every other store
-    /// implements it.
-    ///
-    /// # Errors
-    /// The outcome is unknown. The engine asks again while time is left, and the store frees the name
-    /// by itself after the ttl. The call returns by `deadline`.
-    fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error> {
-        release_alone(|one| self.batch(one), lease, deadline)
-    }
+    fn batch(&self, batch: &mut [Operation<'_, Self::Lease>]);
 
     /// Sends the release of a lease without waiting for the reply: a guard was dropped.
     ///
@@ -186,7 +147,7 @@ pub trait Backend: StoreInfo {
     }
 
     /// Extends a lease to `ttl` from now, and makes it independent of this process. A ticket passes it on then. Returns
-    /// what identifies the lease; `None` if it is lost, as for a [renewal](Self::renew).
+    /// what identifies the lease; `None` if it is lost, as for a [renewal](crate::RenewRequest).
     ///
     /// From then on, the end of this process does not end the lease, and this backend neither renews nor ends it. It
     /// ends by itself after the ttl, unless a request [resumes](AcquireRequest::is_resume) it. Only a store with
@@ -216,19 +177,6 @@ pub trait Backend: StoreInfo {
     fn proof(&self, lease: &Self::Lease) -> Option<Proof> {
         let _ = lease;
         None
-    }
-}
-
-impl<L> Operation<'_, L> {
-    /// Carries out the operation by the backend's method for a single one, and sets the answer.
-    pub fn carry_out<B: Backend<Lease = L> + ?Sized>(&mut self, backend: &B) {
-        match self {
-            Operation::Acquire(it) => it.answer = Some(backend.acquire(it.request)),
-            Operation::Renew(it) => {
-                it.answer = Some(backend.renew(it.lease, it.ttl, it.deadline));
-            }
-            Operation::Release(it) => it.answer = Some(backend.release(it.lease, it.deadline)),
-        }
     }
 }
 
@@ -296,6 +244,7 @@ mod tests {
     use super::*;
     use crate::capabilities::Capabilities;
     use crate::contract::batch::RenewRequest;
+    use crate::contract::provider::{Released, Renewal};
     use crate::error::ErrorKind;
 
     #[derive(Debug)]
@@ -322,12 +271,14 @@ mod tests {
             Ok(None)
         }
 
-        fn renew(&self, _: &mut u8, _: Duration, _: HostInstant) -> Result<Renewal, Error> {
-            Ok(Renewal::Renewed)
-        }
-
-        fn release(&self, _: &mut u8, _: HostInstant) -> Result<Released, Error> {
-            Ok(Released::Done)
+        fn batch(&self, batch: &mut [Operation<'_, u8>]) {
+            for operation in batch {
+                match operation {
+                    Operation::Acquire(it) => it.answer = Some(Ok(None)),
+                    Operation::Renew(it) => it.answer = Some(Ok(Renewal::Renewed)),
+                    Operation::Release(it) => it.answer = Some(Ok(Released::Done)),
+                }
+            }
         }
     }
 

@@ -27,11 +27,11 @@ pub struct AttemptRequest<'a, L> {
     /// The end of the wait for the answer. A store that can compare it with its clock does not grant
     /// the name later. The engine releases a grant that comes later.
     pub deadline: HostInstant,
-    /// The answer, as [`Backend::acquire`](crate::Backend::acquire) gives it.
+    /// The answer, as that of [`Backend::acquire`](crate::Backend::acquire).
     pub answer: Option<Result<Option<Grant<L>>, Error>>,
 }
 
-/// A renewal.
+/// A renewal: extends a lease to `ttl` from now, if the store still keeps it.
 #[derive(Debug)]
 pub struct RenewRequest<'a, L> {
     /// The lease to renew.
@@ -40,11 +40,13 @@ pub struct RenewRequest<'a, L> {
     pub ttl: Duration,
     /// The end of the wait for the answer.
     pub deadline: HostInstant,
-    /// The answer, as [`Backend::renew`](crate::Backend::renew) gives it.
+    /// The answer. [`Renewal::Lost`] only if the store says so: the lease has expired, or another lease has its place.
+    /// An expired lease is not renewed, even if the name is free. After an error, the outcome is unknown: the engine
+    /// moves no deadline, and tries again while time is left.
     pub answer: Option<Result<Renewal, Error>>,
 }
 
-/// A release.
+/// A release: frees the name if this lease still holds it, and wakes one waiter. Otherwise it does nothing.
 #[derive(Debug)]
 pub struct ReleaseRequest<'a, L> {
     /// The lease to release.
@@ -54,7 +56,8 @@ pub struct ReleaseRequest<'a, L> {
     pub sent: Option<SentRelease>,
     /// The end of the wait for the answer.
     pub deadline: HostInstant,
-    /// The answer, as [`Backend::release`](crate::Backend::release) gives it.
+    /// The answer. After an error, the outcome is unknown: the engine asks again while time is left, and the store
+    /// frees the name by itself after the ttl.
     pub answer: Option<Result<Released, Error>>,
 }
 
@@ -68,6 +71,19 @@ impl<'a, L> RenewRequest<'a, L> {
             answer: None,
         }
     }
+
+    /// Makes the request by a batch of one: a [`Backend::batch`](crate::Backend::batch).
+    ///
+    /// # Errors
+    /// As [`answer`](Self::answer). [`ErrorKind::Unknown`] if there is none.
+    pub fn ask(self, batch: impl FnOnce(&mut [Operation<'a, L>])) -> Result<Renewal, Error> {
+        let mut one = [Operation::Renew(self)];
+        batch(&mut one);
+        let [Operation::Renew(Self { answer, .. })] = one else {
+            return Err(no_answer());
+        };
+        answer.unwrap_or_else(|| Err(no_answer()))
+    }
 }
 
 impl<'a, L> ReleaseRequest<'a, L> {
@@ -79,6 +95,19 @@ impl<'a, L> ReleaseRequest<'a, L> {
             deadline,
             answer: None,
         }
+    }
+
+    /// Makes the request by a batch of one: a [`Backend::batch`](crate::Backend::batch).
+    ///
+    /// # Errors
+    /// As [`answer`](Self::answer). [`ErrorKind::Unknown`] if there is none.
+    pub fn ask(self, batch: impl FnOnce(&mut [Operation<'a, L>])) -> Result<Released, Error> {
+        let mut one = [Operation::Release(self)];
+        batch(&mut one);
+        let [Operation::Release(Self { answer, .. })] = one else {
+            return Err(no_answer());
+        };
+        answer.unwrap_or_else(|| Err(no_answer()))
     }
 }
 
@@ -231,45 +260,6 @@ impl Answer<'_> {
             (Answer::Release(answer), Operation::Release(it)) => *answer = it.answer,
             _ => {}
         }
-    }
-}
-
-/// Renews a lease by a batch of one.
-pub(crate) fn renew_alone<L>(
-    batch: impl FnOnce(&mut [Operation<'_, L>]),
-    lease: &mut L,
-    ttl: Duration,
-    deadline: HostInstant,
-) -> Result<Renewal, Error> {
-    let mut one = [Operation::Renew(RenewRequest::new(lease, ttl, deadline))];
-    batch(&mut one);
-    match one {
-        [
-            Operation::Renew(RenewRequest {
-                answer: Some(answer),
-                ..
-            }),
-        ] => answer,
-        _ => Err(no_answer()),
-    }
-}
-
-/// Releases a lease by a batch of one.
-pub(crate) fn release_alone<L>(
-    batch: impl FnOnce(&mut [Operation<'_, L>]),
-    lease: &mut L,
-    deadline: HostInstant,
-) -> Result<Released, Error> {
-    let mut one = [Operation::Release(ReleaseRequest::new(lease, deadline))];
-    batch(&mut one);
-    match one {
-        [
-            Operation::Release(ReleaseRequest {
-                answer: Some(answer),
-                ..
-            }),
-        ] => answer,
-        _ => Err(no_answer()),
     }
 }
 

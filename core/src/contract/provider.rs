@@ -12,7 +12,7 @@ use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, HostInstant, SystemClock};
 use crate::contract::admin::Admin;
-use crate::contract::batch::{Operation, ReleaseDispatch, release_alone, renew_alone};
+use crate::contract::batch::{Operation, ReleaseDispatch, ReleaseRequest, RenewRequest};
 use crate::contract::sql::Proof;
 use crate::contract::sql::TransactionLockSql;
 use crate::contract::verifier::LeaseVerifier;
@@ -93,15 +93,15 @@ pub trait LockProvider: StoreInfo {
     /// Renews a lease by a batch of one.
     ///
     /// # Errors
-    /// As [`Backend::renew`](crate::Backend::renew), and [`ErrorKind::Incompatible`](crate::ErrorKind::Incompatible) for a lease of
-    /// another type of provider.
+    /// As [`RenewRequest::answer`], and [`ErrorKind::Incompatible`](crate::ErrorKind::Incompatible) for a lease of another
+    /// type of provider.
     fn renew(
         &self,
         lease: &mut ErasedLease,
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        renew_alone(|one| self.batch(one), lease, ttl, deadline)
+        RenewRequest::new(lease, ttl, deadline).ask(|one| self.batch(one))
     }
 
     /// Returns the part of the store that keeps a name: [`Backend::part`](crate::Backend::part).
@@ -113,10 +113,10 @@ pub trait LockProvider: StoreInfo {
     /// Releases a lease by a batch of one.
     ///
     /// # Errors
-    /// As [`Backend::release`](crate::Backend::release), and [`ErrorKind::Incompatible`](crate::ErrorKind::Incompatible) for a lease
-    /// of another type of provider.
+    /// As [`ReleaseRequest::answer`], and [`ErrorKind::Incompatible`](crate::ErrorKind::Incompatible) for a lease of another
+    /// type of provider.
     fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
-        release_alone(|one| self.batch(one), lease, deadline)
+        ReleaseRequest::new(lease, deadline).ask(|one| self.batch(one))
     }
 
     /// Sends a release without waiting for its reply: [`Backend::send_release`](crate::Backend::send_release).
@@ -154,7 +154,7 @@ pub struct Usage {
 /// A granted lease. `L` is the provider's data, which the engine passes to every later call about the lease.
 ///
 /// One thread at a time uses a lease; a hand-over moves the lease to another thread of the process.
-/// If a lease is dropped without [`release`](crate::Backend::release), the name may stay locked until
+/// If a lease is dropped without a [release](ReleaseRequest), the name may stay locked until
 /// the ttl is over.
 #[derive(Debug)]
 pub struct Grant<L> {

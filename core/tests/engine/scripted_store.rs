@@ -206,6 +206,38 @@ impl ScriptedStore {
         assert!(!is_late, "{verb} of {name} was not called {count} times");
     }
 
+    fn renew(
+        &self,
+        lease: &ScriptedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        let mut state = self.record(&lease.name, "renew");
+        state.renewal_ttl = ttl;
+        state.renewal_limit = deadline.saturating_since(self.clock.now());
+        loop {
+            let how = state.renewals.get(&lease.name).copied();
+            match how.unwrap_or_default() {
+                Renewals::Hang => state = self.wait(state),
+                Renewals::Work => return Ok(Renewal::Renewed),
+                Renewals::Late(span) => {
+                    self.clock.advance(span);
+                    return Ok(Renewal::Renewed);
+                }
+                Renewals::Lost => {
+                    state.forget(lease);
+                    return Ok(Renewal::Lost);
+                }
+                Renewals::Panic => {
+                    drop(state);
+                    panic!("as the test wants")
+                }
+                Renewals::Fail => return Err(no_reply()),
+                Renewals::Unreachable => return Err(unavailable()),
+            }
+        }
+    }
+
     fn release_by(
         &self,
         verb: &'static str,
@@ -438,7 +470,13 @@ impl Backend for ScriptedStore {
             match operation {
                 _ if is_cut => operation.fail(no_reply()),
                 Operation::Acquire(_) if is_exhausted => operation.fail(pool_exhausted()),
-                _ => operation.carry_out(self),
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                Operation::Renew(it) => {
+                    it.answer = Some(self.renew(it.lease, it.ttl, it.deadline));
+                }
+                Operation::Release(it) => {
+                    it.answer = Some(self.release_by("release", it.lease, it.deadline));
+                }
             }
         }
     }
@@ -448,7 +486,7 @@ impl Backend for ScriptedStore {
         match how {
             Sends::Answered => {
                 let until = self.clock.now() + Duration::from_millis(80);
-                ReleaseDispatch::Answered(self.release(lease, until))
+                ReleaseDispatch::Answered(self.release_by("release", lease, until))
             }
             Sends::Owed => {
                 drop(self.record(&lease.name, "send"));
@@ -456,42 +494,6 @@ impl Backend for ScriptedStore {
             }
             Sends::Nothing => ReleaseDispatch::NotSent,
         }
-    }
-
-    fn renew(
-        &self,
-        lease: &mut ScriptedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        let mut state = self.record(&lease.name, "renew");
-        state.renewal_ttl = ttl;
-        state.renewal_limit = deadline.saturating_since(self.clock.now());
-        loop {
-            let how = state.renewals.get(&lease.name).copied();
-            match how.unwrap_or_default() {
-                Renewals::Hang => state = self.wait(state),
-                Renewals::Work => return Ok(Renewal::Renewed),
-                Renewals::Late(span) => {
-                    self.clock.advance(span);
-                    return Ok(Renewal::Renewed);
-                }
-                Renewals::Lost => {
-                    state.forget(lease);
-                    return Ok(Renewal::Lost);
-                }
-                Renewals::Panic => {
-                    drop(state);
-                    panic!("as the test wants")
-                }
-                Renewals::Fail => return Err(no_reply()),
-                Renewals::Unreachable => return Err(unavailable()),
-            }
-        }
-    }
-
-    fn release(&self, lease: &mut ScriptedLease, deadline: HostInstant) -> Result<Released, Error> {
-        self.release_by("release", lease, deadline)
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use lockkeeper_core::{
     AcquireOptions, AcquireRequest, Admin, Backend, Capabilities, Capability, Error, ErrorKind,
     Finding, Grant, HeldName, HostInstant, LeasePolicy, LockKeeper, LockName, MAX_HANDOVERS, Mode,
-    ReentrantKeeper, Released, Renewal, StoreInfo, Usage,
+    Operation, ReentrantKeeper, Released, Renewal, StoreInfo, Usage,
 };
 
 use crate::answers::Renewals;
@@ -59,12 +59,14 @@ impl Backend for Operated {
         }))
     }
 
-    fn renew(&self, _: &mut (), _: Duration, _: HostInstant) -> Result<Renewal, Error> {
-        Ok(Renewal::Renewed)
-    }
-
-    fn release(&self, _: &mut (), _: HostInstant) -> Result<Released, Error> {
-        Ok(Released::Done)
+    fn batch(&self, batch: &mut [Operation<'_, ()>]) {
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                Operation::Renew(it) => it.answer = Some(Ok(Renewal::Renewed)),
+                Operation::Release(it) => it.answer = Some(Ok(Released::Done)),
+            }
+        }
     }
 }
 

@@ -93,6 +93,10 @@ impl Rig {
         }
     }
 
+    fn release(&self, lease: &mut EtcdLease) -> Result<Released, Error> {
+        ReleaseRequest::new(lease, soon()).ask(|one| self.provider.batch(one))
+    }
+
     /// Reads the reply to a release that was sent, and makes an attempt behind it.
     fn attempt_behind(
         &self,
@@ -116,9 +120,9 @@ impl Rig {
         }
         self.proxy.set(Fault::Pass);
         self.held.lock().unwrap().refused = None;
-        assert_eq!(self.provider.release(lease, soon()).unwrap(), repeated);
+        assert_eq!(self.release(lease).unwrap(), repeated);
         let mut next = self.lease();
-        let released = self.provider.release(&mut next, soon());
+        let released = self.release(&mut next);
         assert_eq!(released.unwrap(), Released::Done);
     }
 }
@@ -141,7 +145,7 @@ fn owed_reply_is_read_by_the_next_request(kind: EtcdKind) {
     // Nobody asks for the connection of a release whose reply is of no use.
     let sent = rig.send(&mut lease);
     drop(sent);
-    let released = rig.provider.release(&mut lease, soon());
+    let released = rig.release(&mut lease);
     assert!(released.is_ok(), "{released:?}");
 }
 

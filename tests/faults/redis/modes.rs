@@ -4,7 +4,9 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::admin::HeldName;
-use lockkeeper::backend::{AcquireRequest, Backend, Grant, Renewal, StoreInfo};
+use lockkeeper::backend::{
+    AcquireRequest, Backend, Grant, ReleaseRequest, RenewRequest, Renewal, StoreInfo,
+};
 use lockkeeper::backends::redis::RedisProvider;
 use lockkeeper::clock::SystemClock;
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockName, Mode, Released};
@@ -65,6 +67,11 @@ fn shown(provider: &RedisProvider) -> Vec<(Mode, Option<u32>)> {
     held.iter().map(|held| (held.mode, held.slot)).collect()
 }
 
+fn renewed(provider: &RedisProvider, lease: &mut Lease, ttl: Duration) -> Renewal {
+    let renewal = RenewRequest::new(lease, ttl, in_time());
+    renewal.ask(|one| provider.batch(one)).unwrap()
+}
+
 fn one_of_several_expires(kind: RedisKind) {
     let server = start(kind);
     let [one, two] = [(); 2].map(|()| open_with_scripts(server.addr(), |options| options));
@@ -73,10 +80,11 @@ fn one_of_several_expires(kind: RedisKind) {
         let mut ended = attempt_for(&one, mode, short).unwrap();
         let mut other = granted(&two, mode);
         assert!(try_acquire(&one, waits_for).is_none());
-        let renew = |grant: &mut Grant<Lease>| one.renew(&mut grant.lease, TTL, in_time()).unwrap();
+        let renew = |grant: &mut Grant<Lease>| renewed(&one, &mut grant.lease, TTL);
         until("its ttl is over", || held(&one).len() == 1);
         assert_eq!(renew(&mut ended), Renewal::Lost);
-        let released = one.release(&mut ended.lease, in_time()).unwrap();
+        let release = ReleaseRequest::new(&mut ended.lease, in_time());
+        let released = release.ask(|it| one.batch(it)).unwrap();
         assert_eq!(released, Released::AlreadyLost);
         assert_eq!(renew(&mut other), Renewal::Renewed);
         let mut leases = vec![other.lease];
@@ -112,19 +120,19 @@ fn one_of_several_is_renewed(kind: RedisKind) {
     for mode in [SHARED, permit(2)] {
         let mut kept = granted(&provider, mode);
         let ended = attempt_for(&provider, mode, short).unwrap();
-        let renewed = provider.renew(&mut kept.lease, long, in_time()).unwrap();
-        assert_eq!(renewed, Renewal::Renewed);
+        let renewal = renewed(&provider, &mut kept.lease, long);
+        assert_eq!(renewal, Renewal::Renewed);
         until("the other one has expired", || held(&provider).len() == 1);
         let [left] = held(&provider).try_into().unwrap();
         assert_eq!(left.epoch, Some(kept.epoch));
         assert!(left.remaining.unwrap() > long - WAIT_LIMIT);
         // One with a shorter ttl leaves the key to the longer one.
         let mut other = granted(&provider, mode);
-        let renewed = provider.renew(&mut other.lease, short, in_time()).unwrap();
-        assert_eq!(renewed, Renewal::Renewed);
+        let renewal = renewed(&provider, &mut other.lease, short);
+        assert_eq!(renewal, Renewal::Renewed);
         until("it has expired", || held(&provider).len() == 1);
-        let renewed = provider.renew(&mut kept.lease, TTL, in_time()).unwrap();
-        assert_eq!(renewed, Renewal::Renewed);
+        let renewal = renewed(&provider, &mut kept.lease, TTL);
+        assert_eq!(renewal, Renewal::Renewed);
         release_all(&provider, [kept.lease]);
         drop((ended, other));
     }

@@ -146,8 +146,9 @@ pub(super) fn acquire<const N: usize>(provider: &RedisProvider, wanted: [&str; N
 pub(super) fn release_all(provider: &RedisProvider, leases: impl IntoIterator<Item = Lease>) {
     for mut lease in leases {
         // The provider's clock may be another one than the host's, and bounds the release itself.
-        let released = provider.release(&mut lease, HostInstant::NEVER).unwrap();
-        assert_eq!(released, Released::Done);
+        let release = ReleaseRequest::new(&mut lease, HostInstant::NEVER);
+        let released = release.ask(|one| provider.batch(one));
+        assert_eq!(released.unwrap(), Released::Done);
     }
 }
 

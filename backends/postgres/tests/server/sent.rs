@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, AttemptRequest, Backend, Clock as _, Error, ErrorKind, Grant, LockName, Mode,
-    Operation, ReleaseDispatch, ReleaseRequest, Released, Renewal, SentRelease, StoreInfo as _,
-    SystemClock,
+    Operation, ReleaseDispatch, ReleaseRequest, Released, RenewRequest, Renewal, SentRelease,
+    StoreInfo as _, SystemClock,
 };
 use lockkeeper_postgres::PostgresProvider;
 use lockkeeper_testkit::{Fault, PostgresKind, Proxy, cases, until};
@@ -232,7 +232,8 @@ fn refused_release_that_was_sent_frees_the_name(kind: PostgresKind) {
     until("the name is freed by itself", || locks(&server) == 1);
     // It concerns no other name of the session.
     let deadline = SystemClock.now() + WAIT_LIMIT;
-    let renewed = store.renew(&mut kept.lease, TTL, deadline);
+    let renewal = RenewRequest::new(&mut kept.lease, TTL, deadline);
+    let renewed = renewal.ask(|one| store.batch(one));
     assert_eq!(renewed.unwrap(), Renewal::Renewed);
     release(&store, kept);
 

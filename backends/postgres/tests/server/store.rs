@@ -6,7 +6,7 @@ use std::time::Duration;
 use libtest_mimic::{Completion, Trial};
 use lockkeeper_core::{
     AcquireRequest, Backend, Config, Drivers, Error, Grant, HostInstant, LockKeeper, LockName,
-    Mode, Released, SystemClock,
+    Mode, ReleaseRequest, Released, SystemClock,
 };
 use lockkeeper_postgres::{PostgresDriver, PostgresOptions, PostgresProvider};
 use lockkeeper_testkit::{PostgresKind, PostgresServer, Shared, suite};
@@ -93,7 +93,8 @@ pub(crate) fn granted(provider: &PostgresProvider, mode: Mode) -> Grant<Lease> {
 }
 
 pub(crate) fn release(provider: &PostgresProvider, mut grant: Grant<Lease>) {
-    let released = provider.release(&mut grant.lease, HostInstant::NEVER);
+    let release = ReleaseRequest::new(&mut grant.lease, HostInstant::NEVER);
+    let released = release.ask(|one| provider.batch(one));
     assert_eq!(released.unwrap(), Released::Done);
 }
 

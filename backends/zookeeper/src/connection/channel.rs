@@ -278,7 +278,7 @@ impl State {
             return Err(bad.into());
         }
         first.number = first.number.wrapping_add(1);
-        first.missing -= 1;
+        first.missing = first.missing.checked_sub(1).ok_or(bad)?;
         first.replies.push(reply);
         if first.missing == 0
             && let Some(Pending {

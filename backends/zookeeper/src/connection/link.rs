@@ -47,6 +47,10 @@ impl Link {
     /// Makes requests that belong together and returns their replies. Requests that change nothing are repeated with
     /// another member if one does not answer, or knows less than was seen before.
     pub(crate) fn call(&self, requests: &[Request], call: Call<'_>) -> Result<Vec<Reply>, Failure> {
+        // The channel waits for replies.
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
         let repeats = requests.iter().all(Request::only_reads);
         let seen = self.connector.learned.zxid();
         let mut untried = self.connector.len() + 1;

@@ -1,10 +1,11 @@
 //! Names, epochs, leases and late commits.
 
+use std::slice;
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{
-    AcquireRequest, Backend, Capabilities, Grant, Mode, Renewal, StoreInfo, epoch_at,
+    AcquireRequest, Backend, Capabilities, Grant, Mode, Operation, StoreInfo, epoch_at,
 };
 
 use super::batches::attempt_in_batch;
@@ -103,17 +104,13 @@ impl Backend for LosesReplies {
         Backend::abandon(&self.provider, request);
     }
 
-    fn renew(
-        &self,
-        lease: &mut Self::Lease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        Backend::renew(&self.provider, lease, ttl, deadline)
-    }
-
-    fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error> {
-        Backend::release(&self.provider, lease, deadline)
+    fn batch(&self, batch: &mut [Operation<'_, Self::Lease>]) {
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                other => Backend::batch(&self.provider, slice::from_mut(other)),
+            }
+        }
     }
 }
 
