@@ -1,5 +1,10 @@
 //! What the fault suites of all servers share: the cases that every server has, and the means to check them.
 
+#[cfg_attr(
+    not(all(feature = "consul", feature = "etcd", feature = "zookeeper")),
+    allow(dead_code, reason = "not all of these stores have all cases")
+)]
+pub(crate) mod cluster;
 pub(crate) mod contended;
 mod deadline;
 mod late;

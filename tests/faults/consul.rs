@@ -1,27 +1,33 @@
 //! The cases of Consul alone.
 
 use libtest_mimic::Trial;
-use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
+use lockkeeper::{ErrorKind, WaitOutcome};
 use lockkeeper_testkit::{
-    ConsulCluster, ConsulKind, ConsulOptions, ConsulServer, TestServer, suite, until,
+    ConsulCluster, ConsulKind, ConsulOptions, ConsulServer, TestServer as _, suite, until,
 };
 
-use crate::common::{WAIT_LIMIT, Waiter, Witness, opened};
+use crate::common::cluster::{KEYS, assert_replaced, member_fails, open};
+use crate::common::{WAIT_LIMIT, Witness, opened};
 
-/// An election takes a second or two, and longer on a busy machine: the guard outlives it, which is lost after half of
-/// the ttl.
-const KEYS: &str = "ttl=60s&response_timeout=3s&connect_timeout=3s&wait=30s";
 /// The holder's lease does not outlive what happens.
 const SHORT: &str = "ttl=6s&response_timeout=1s&connect_timeout=1s&wait=25s";
 
 pub(crate) fn trials() -> Vec<Trial> {
     let cases: [suite::Case<ConsulKind>; 6] = [
-        ("leader_killed", |kind| leader_fails(kind, TestServer::kill)),
+        ("leader_killed", |kind| {
+            member_fails(&start(kind), 0, |cluster, leader| {
+                cluster.member(leader).kill();
+            });
+        }),
         ("leader_stopped", |kind| {
-            leader_fails(kind, |it| it.stop().unwrap());
+            member_fails(&start(kind), 0, |cluster, leader| {
+                cluster.member(leader).stop().unwrap();
+            });
         }),
         ("leader_ended", |kind| {
-            leader_fails(kind, |it| it.end().unwrap());
+            member_fails(&start(kind), 0, |cluster, leader| {
+                cluster.member(leader).end().unwrap();
+            });
         }),
         ("stopped_leader_resumes", stopped_leader_resumes),
         ("session_destroyed", session_destroyed),
@@ -34,69 +40,24 @@ fn start(kind: ConsulKind) -> ConsulCluster {
     ConsulCluster::start(kind, &ConsulOptions::new()).unwrap()
 }
 
-fn member(cluster: &ConsulCluster, number: usize) -> &ConsulServer {
-    &cluster.members()[number % 3]
-}
-
-fn open(url: &str, keys: &str) -> LockKeeper {
-    opened(&format!("{url}/?{keys}"))
-}
-
-/// A lock outlives the loss of the leader, by which its holder had reached the cluster.
-fn leader_fails(kind: ConsulKind, fault: fn(&ConsulServer)) {
-    let cluster = start(kind);
-    let leader = cluster.leader(&[]).unwrap();
-    let holder = open(&cluster.url(leader), KEYS);
-    let rival = open(&cluster.url(leader + 1), KEYS);
-    let witness = Witness::new(true);
-    let held = holder.lock("a").unwrap();
-    witness.enter(&held);
-    let waiter = Waiter::start(open(&cluster.url(leader), KEYS), WAIT_LIMIT, &witness);
-    until("the waiter is queued", || {
-        member(&cluster, leader).waiters("default", "a").unwrap() == 1
-    });
-    fault(member(&cluster, leader));
-    let next = cluster.leader(&[leader]).unwrap();
-    assert_ne!(next, leader);
-    until("the holder reaches the new leader", || held.renew().is_ok());
-    assert!(rival.try_lock("a").unwrap().is_none());
-    let token = held.token().get();
-    assert_eq!(held.release().unwrap(), Released::Done);
-    assert!(waiter.answer().expect("it is granted") > token);
-    let last = rival.lock("a").unwrap();
-    witness.enter(&last);
-    assert_eq!(last.release().unwrap(), Released::Done);
-    drop((holder, rival));
-    until("nothing is left", || {
-        member(&cluster, next).leftovers().unwrap().is_empty()
-    });
-}
-
 /// The holder asks only the former leader, which takes itself for the leader when it resumes: what it says of the session
 /// then must not prolong the guard, since the new leader has ended the session.
 fn stopped_leader_resumes(kind: ConsulKind) {
     let cluster = start(kind);
     let leader = cluster.leader(&[]).unwrap();
-    let holder = open(&member(&cluster, leader).url(), SHORT);
+    let holder = open(&cluster.url_of(leader), SHORT);
     let rival = open(&cluster.url(leader + 1), KEYS);
     let witness = Witness::new(true);
     let held = holder.lock("a").unwrap();
     witness.enter(&held);
-    member(&cluster, leader).stop().unwrap();
+    cluster.member(leader).stop().unwrap();
     // The witness checks that the former holder knows of its loss by now.
     let next = rival.lock("a").unwrap();
     witness.enter(&next);
-    member(&cluster, leader).cont().unwrap();
+    cluster.member(leader).cont().unwrap();
     assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     assert!(next.token() > held.token());
-    let _ = held.release();
-    until("the former holder sees that the lock is held", || {
-        let answer = holder.try_lock("a");
-        assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
-        answer.is_ok()
-    });
-    assert!(next.is_held());
-    assert_eq!(next.release().unwrap(), Released::Done);
+    assert_replaced(&holder, held, next);
 }
 
 /// An operator ends the session behind the library's back: the lock is free at once, and the holder learns of it at its

@@ -3,6 +3,7 @@
 mod cluster;
 mod consul;
 mod etcd;
+mod members;
 mod quorum;
 mod redis;
 mod sentinel;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::process::Process;
-use crate::tls::Certificates;
+use crate::tls::{Certificates, MakeCertificates};
 use crate::until::found_within;
 use crate::watchdog::Watchdog;
 
@@ -48,17 +48,25 @@ pub struct Daemon {
 /// Starts the process of a daemon on its ports, and returns when it replies.
 type Launch = Box<dyn Fn(&Daemon) -> io::Result<()> + Send + Sync>;
 
-/// Makes certificates in a folder.
-pub(crate) type MakeCertificates = fn(&Path) -> io::Result<Certificates>;
-
 impl Daemon {
     /// Makes the folder, and starts no server yet. A missing program is an error.
     pub(crate) fn new(name: &'static str, program: Result<PathBuf, String>) -> io::Result<Self> {
         Self::new_in(&env::temp_dir(), name, program)
     }
 
-    /// Makes the folder inside another one, and starts no server yet.
-    pub(crate) fn new_in(
+    /// Makes the folder in memory (`/dev/shm`) where the system has that, and starts no server yet.
+    pub(crate) fn in_memory(
+        name: &'static str,
+        program: Result<PathBuf, String>,
+    ) -> io::Result<Self> {
+        let memory = Path::new("/dev/shm");
+        match memory.is_dir() {
+            true => Self::new_in(memory, name, program),
+            false => Self::new(name, program),
+        }
+    }
+
+    fn new_in(
         parent: &Path,
         name: &'static str,
         program: Result<PathBuf, String>,

@@ -3,7 +3,6 @@
 mod client;
 mod cluster;
 mod kind;
-mod network;
 mod options;
 mod server;
 mod test_server;

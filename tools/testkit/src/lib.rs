@@ -26,17 +26,21 @@
 //! # Ok(()) }
 //! ```
 
+mod cluster;
 mod consul;
 mod daemon;
 mod etcd;
 mod find;
+mod http;
 mod kinds;
 mod mysql;
+mod network;
 mod pool;
 mod postgres;
 mod process;
 mod proxy;
 mod redis;
+mod register;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod store_kind;
@@ -51,6 +55,7 @@ mod until;
 mod watchdog;
 mod zookeeper;
 
+pub use cluster::{Cluster, Member, NetworkedMember};
 pub use consul::{ConsulCluster, ConsulKey, ConsulKind, ConsulOptions, ConsulServer};
 pub use daemon::Daemon;
 pub use etcd::{EtcdCluster, EtcdKey, EtcdKind, EtcdOptions, EtcdServer};

@@ -6,10 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
-
 use crate::daemon::Daemon;
-use crate::test_server::{EndFault, Facts, TestServer, not_held};
+use crate::register::RegisterEntry;
+use crate::test_server::{EndFault, Facts, TestServer};
 use crate::until::wait_until;
 #[cfg(feature = "mysql")]
 use crate::{MySqlKind, MySqlOptions, MySqlServer};
@@ -75,7 +74,7 @@ struct Table<S>(Arc<S>);
 
 impl<S: SqlServer> Table<S> {
     /// Returns the values of all entries, or of that of a name.
-    fn entries(&self, of: Option<(&str, &str)>) -> io::Result<Vec<Value>> {
+    fn entries(&self, of: Option<(&str, &str)>) -> io::Result<Vec<String>> {
         let [namespace, name, value] = ["namespace", "name", "value"].map(S::text);
         let of = of.map(|of| format!(" AND {namespace} = '{}' AND {name} = 'lock/{}'", of.0, of.1));
         let condition = of.unwrap_or_default();
@@ -83,13 +82,17 @@ impl<S: SqlServer> Table<S> {
             "SELECT {value} FROM {} WHERE ends IS NULL{condition}",
             S::TABLE
         );
-        let values = match self.0.values(&sql) {
+        match self.0.values(&sql) {
             // Nobody has opened it.
-            Err(error) if error.to_string().contains("exist") => Vec::new(),
-            values => values?,
-        };
-        let values = values.iter().map(|value| serde_json::from_str(value));
-        values.collect::<Result<_, _>>().map_err(io::Error::other)
+            Err(error) if error.to_string().contains("exist") => Ok(Vec::new()),
+            values => values,
+        }
+    }
+
+    /// Returns the entry of a name, which is free if there is none.
+    fn entry(&self, namespace: &str, name: &str) -> io::Result<RegisterEntry> {
+        let found = self.entries(Some((namespace, name)))?;
+        Ok(RegisterEntry::read(found.first().map_or("", |it| it)))
     }
 }
 
@@ -98,12 +101,6 @@ fn is_in_use(folder: &Path) -> bool {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut folders = processes.filter_map(|it| fs::read_link(it.path().join("cwd")).ok());
     folders.any(|it| it.starts_with(folder))
-}
-
-/// Returns the leases (`l`) or the requests that wait (`q`) of an entry.
-fn parts<'e>(entry: &'e Value, at: &str) -> &'e [Value] {
-    let parts = entry.get(at).and_then(Value::as_array);
-    parts.map_or(&[], Vec::as_slice)
 }
 
 impl<S: SqlServer> TestServer for Table<S> {
@@ -158,25 +155,22 @@ impl<S: SqlServer> TestServer for Table<S> {
 
     /// Ends the session, and with it all leases of its process.
     fn end_lease(&self, namespace: &str, name: &str) -> io::Result<()> {
-        let entries = self.entries(Some((namespace, name)))?;
-        let lease = entries.first().and_then(|entry| parts(entry, "l").first());
-        let session = lease.and_then(|lease| lease.get("s")?.as_str());
-        let session = session.ok_or_else(|| not_held(name))?;
+        let entry = self.entry(namespace, name)?;
+        let session = entry.session(name)?;
         let (row, table) = (S::text("name"), S::TABLE);
         let sql = format!("DELETE FROM {table} WHERE {row} = 'session/{session}'");
         self.0.values(&sql).map(drop)
     }
 
     fn waiters(&self, namespace: &str, name: &str) -> io::Result<usize> {
-        let entries = self.entries(Some((namespace, name)))?;
-        Ok(entries.iter().map(|entry| parts(entry, "q").len()).sum())
+        Ok(self.entry(namespace, name)?.waiters())
     }
 
     /// Returns the entries that are not free.
     fn leftovers(&self) -> io::Result<Vec<String>> {
         let mut entries = self.entries(None)?;
-        entries.retain(|entry| ["l", "q"].iter().any(|at| !parts(entry, at).is_empty()));
-        Ok(entries.iter().map(Value::to_string).collect())
+        entries.retain(|value| !RegisterEntry::read(value).is_free());
+        Ok(entries)
     }
 
     fn connections(&self) -> io::Result<Vec<String>> {

@@ -1,8 +1,9 @@
 //! Certificates for servers of tests.
 
-use std::path::PathBuf;
 #[cfg(feature = "tls")]
-use std::{fs, io, path::Path};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 
 #[cfg(feature = "tls")]
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
@@ -18,6 +19,24 @@ pub struct Certificates {
     /// The server's private key.
     pub key: PathBuf,
 }
+
+/// Makes certificates in a folder.
+pub(crate) type MakeCertificates = fn(&Path) -> io::Result<Certificates>;
+
+/// Defines the setter of servers' options, for a struct with a field `tls`. The argument says where the server listens.
+macro_rules! tls_setter {
+    ($docs:literal) => {
+        #[doc = $docs]
+        #[cfg(feature = "tls")]
+        #[must_use]
+        pub fn tls(mut self) -> Self {
+            self.tls = Some($crate::Certificates::make);
+            self
+        }
+    };
+}
+
+pub(crate) use tls_setter;
 
 #[cfg(feature = "tls")]
 impl Certificates {

@@ -3,7 +3,6 @@
 mod client;
 mod ensemble;
 mod kind;
-mod network;
 mod options;
 mod server;
 mod test_server;

@@ -1,10 +1,8 @@
 //! Options for starting a server.
 
-use std::io;
-use std::path::Path;
 use std::time::Duration;
 
-use crate::tls::Certificates;
+use crate::tls::{MakeCertificates, tls_setter};
 
 /// Options for starting a server.
 #[derive(Debug, Clone)]
@@ -12,7 +10,7 @@ pub struct ConsulOptions {
     pub(super) config: String,
     pub(super) min_ttl: Duration,
     /// Makes the certificates, if the server speaks TLS.
-    pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
+    pub(super) tls: Option<MakeCertificates>,
 }
 
 impl Default for ConsulOptions {
@@ -56,11 +54,7 @@ impl ConsulOptions {
         self
     }
 
-    /// Listens for TLS on a second port, with certificates made for the server; clients need none.
-    #[cfg(feature = "tls")]
-    #[must_use]
-    pub fn tls(mut self) -> Self {
-        self.tls = Some(Certificates::make);
-        self
-    }
+    tls_setter!(
+        "Listens for TLS on a second port, with certificates made for the server; clients need none."
+    );
 }

@@ -3,13 +3,13 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
-use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
 use super::client::{keys, request};
 use super::{ConsulKey, ConsulKind, ConsulOptions};
+use crate::cluster::Member;
 use crate::daemon::{Daemon, free_ports};
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
@@ -52,11 +52,7 @@ impl ConsulServer {
         options: &ConsulOptions,
         peers: &Peers,
     ) -> io::Result<Self> {
-        let memory = Path::new("/dev/shm");
-        let mut daemon = match memory.is_dir() {
-            true => Daemon::new_in(memory, kind.name(), kind.program())?,
-            false => Daemon::new(kind.name(), kind.program())?,
-        };
+        let mut daemon = Daemon::in_memory(kind.name(), kind.program())?;
         daemon.certify(options.tls)?;
         let [tls_port] = free_ports()?;
         let (options, peers) = (options.clone(), peers.clone());
@@ -99,7 +95,7 @@ impl ConsulServer {
         token: Option<&str>,
         body: &str,
     ) -> io::Result<Value> {
-        request(self.addr(), (method, path), token, body)
+        request(self.addr(), &format!("{method} {path}"), token, body)
     }
 
     /// Returns the keys that begin with `prefix`.
@@ -137,9 +133,12 @@ impl ConsulServer {
         let sessions = self.call("GET", "/v1/session/list", None, "")?;
         Ok(sessions.as_array().cloned().unwrap_or_default())
     }
+}
 
-    /// Returns whether this server leads the others.
-    pub(super) fn leads(&self) -> bool {
+impl Member for ConsulServer {
+    const SCHEME: &'static str = "consul";
+
+    fn leads(&self) -> bool {
         let leads = |stats: &Value| stats.pointer("/Stats/consul/leader").cloned();
         let own = self.call("GET", "/v1/agent/self", None, "");
         own.is_ok_and(|own| leads(&own).is_some_and(|it| it == "true"))
@@ -148,7 +147,7 @@ impl ConsulServer {
 
 /// Returns whether the server replies, and knows a leader.
 fn ready(addr: SocketAddr) -> io::Result<()> {
-    match request(addr, ("GET", "/v1/status/leader"), None, "")?.as_str() {
+    match request(addr, "GET /v1/status/leader", None, "")?.as_str() {
         None | Some("") => Err(io::Error::other("it has no leader")),
         Some(_) => Ok(()),
     }

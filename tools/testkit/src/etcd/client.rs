@@ -1,15 +1,13 @@
-//! Requests by the JSON gateway, each on a connection of its own.
+//! Requests by the JSON gateway.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::io;
+use std::net::SocketAddr;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
-/// The longest time to wait for a reply.
-const REPLY_TIME: Duration = Duration::from_secs(30);
+use crate::http;
 
 /// A key on the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,25 +22,11 @@ pub struct EtcdKey {
 
 /// Posts a JSON object and returns the reply's.
 pub(super) fn post(addr: SocketAddr, path: &str, body: &Value) -> io::Result<Value> {
-    let mut stream = TcpStream::connect_timeout(&addr, REPLY_TIME)?;
-    stream.set_read_timeout(Some(REPLY_TIME))?;
-    let body = body.to_string();
-    let length = body.len();
-    // Of version 1.0, so that the reply comes in one part.
-    let request =
-        format!("POST {path} HTTP/1.0\r\nHost: {addr}\r\nContent-Length: {length}\r\n\r\n{body}");
-    stream.write_all(request.as_bytes())?;
-    let mut reply = String::new();
-    stream.read_to_string(&mut reply)?;
-    let (head, body) = reply.split_once("\r\n\r\n").unwrap_or((&reply, ""));
-    if !head
-        .lines()
-        .next()
-        .is_some_and(|line| line.contains(" 200 "))
-    {
-        return Err(io::Error::other(format!("{path}: {reply}")));
+    let (status, said) = http::request(addr, &format!("POST {path}"), "", &body.to_string())?;
+    match status.as_str() {
+        "200" => serde_json::from_str(&said).map_err(io::Error::other),
+        _ => Err(io::Error::other(format!("{path}: {status} {said}"))),
     }
-    serde_json::from_str(body).map_err(io::Error::other)
 }
 
 pub(super) fn encoded(text: &str) -> String {

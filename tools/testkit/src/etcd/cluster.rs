@@ -1,26 +1,20 @@
 //! A cluster of three members.
 
-use std::io;
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::thread;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::client::number;
-use super::network::Network;
 use super::server::Peers;
 use super::{EtcdKind, EtcdOptions, EtcdServer};
-use crate::daemon::{START, free_ports};
-use crate::until::found_within;
+use crate::cluster::Cluster;
+use crate::daemon::free_ports;
+use crate::network::{Greeting, Network};
 
-/// Three members that run until this is dropped. All methods can be called from any thread.
-#[derive(Debug)]
-pub struct EtcdCluster {
-    members: Vec<EtcdServer>,
-    network: Arc<Network>,
-    /// How the members reach each other: `NAME=URL,NAME=URL`.
-    all: String,
-}
+/// Three members of an etcd cluster.
+pub type EtcdCluster = Cluster<EtcdServer>;
 
 impl EtcdCluster {
     /// Starts three members and returns when they have a leader.
@@ -29,76 +23,25 @@ impl EtcdCluster {
     /// As [`EtcdServer::start`].
     pub fn start(kind: EtcdKind, options: &EtcdOptions) -> io::Result<Self> {
         let network = Arc::<Network>::default();
-        let ports: [u16; 3] = free_ports()?;
+        let ports: [u16; Self::MEMBERS] = free_ports()?;
         let mut doors = Vec::new();
         for (number, port) in ports.into_iter().enumerate() {
-            let door = network.lead_to(number, port)?;
-            doors.push(format!("m{number}=http://{door}"));
+            let door = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+            doors.push(format!("m{number}=http://{}", door.local_addr()?));
+            network.lead(door, (number, port), greeting)?;
         }
-        let all = doors.join(",");
-        let start = |number: usize, port| {
-            let peers = Peers {
-                name: format!("m{number}"),
-                port,
-                all: all.clone(),
-            };
-            EtcdServer::start_among(kind, options, Some(&peers))
-        };
-        // None of them replies before most of them run.
-        let members = thread::scope(|scope| {
-            let numbered = ports.into_iter().enumerate();
-            let starting: Vec<_> = numbered
-                .map(|(number, port)| scope.spawn(move || start(number, port)))
-                .collect();
-            let members = starting.into_iter().map(|member| {
-                let panicked = |_| Err(io::Error::other("a thread has panicked"));
-                member.join().unwrap_or_else(panicked)
-            });
-            members.collect::<io::Result<Vec<_>>>()
+        let peers = ports.into_iter().enumerate().map(|(number, port)| Peers {
+            name: format!("m{number}"),
+            port,
+            all: doors.join(","),
         });
-        let cluster = Self {
-            members: members.inspect_err(|_| network.close())?,
-            network,
-            all,
-        };
-        let ids = cluster
-            .members
-            .iter()
-            .map(|member| Ok(format!("{:x}", id(member)?)));
-        cluster.network.know(ids.collect::<io::Result<_>>()?);
-        Ok(cluster)
-    }
-
-    /// Returns the members.
-    #[must_use]
-    pub fn members(&self) -> &[EtcdServer] {
-        &self.members
-    }
-
-    /// Returns `etcd://HOST:PORT,HOST:PORT,HOST:PORT`, with the member number `first` first.
-    #[must_use]
-    pub fn url(&self, first: usize) -> String {
-        let mut hosts: Vec<_> = self
-            .members
-            .iter()
-            .map(|it| it.addr().to_string())
-            .collect();
-        hosts.rotate_left(first % 3);
-        format!("etcd://{}", hosts.join(","))
-    }
-
-    /// Waits until the members have a leader, and returns its number. Members of the numbers `but` are not asked,
-    /// since they are stopped or cut off.
-    ///
-    /// # Errors
-    /// There is none within 90 s.
-    pub fn leader(&self, but: &[usize]) -> io::Result<usize> {
-        let leader = found_within(START, || {
-            let mut others = (0..self.members.len()).filter(|number| !but.contains(number));
-            let leads = |number: &usize| self.members.get(*number).is_some_and(is_leader);
-            Ok(others.find(leads))
+        let cluster = Self::start_on(network, &Vec::from_iter(peers), |peers| {
+            EtcdServer::start_among(kind, options, Some(peers))
         })?;
-        leader.ok_or_else(|| io::Error::other("the members elect no leader"))
+        let ids = cluster.members().iter();
+        let ids = ids.map(|member| Ok(format!("{:x}", id(member)?)));
+        cluster.network().know(ids.collect::<io::Result<_>>()?);
+        Ok(cluster)
     }
 
     /// Adds a member that learns, and starts it: it serves no client until it is promoted. For the first five seconds, the
@@ -110,12 +53,13 @@ impl EtcdCluster {
         let [port] = free_ports()?;
         let url = format!("http://127.0.0.1:{port}");
         let added = json!({ "peerURLs": [url], "isLearner": true });
-        let leader = self.member(self.leader(&[])?)?;
+        let leader = self.member(self.leader(&[])?);
         leader.call("/v3/cluster/member/add", &added)?;
+        let all = leader.peers.as_ref().map_or("", |peers| &peers.all);
         let peers = Peers {
             name: "learner".to_owned(),
             port,
-            all: format!("{},learner={url}", self.all),
+            all: format!("{all},learner={url}"),
         };
         let options = options.clone().arg("--initial-cluster-state=existing");
         EtcdServer::start_among(leader.kind(), &options, Some(&peers))
@@ -126,34 +70,12 @@ impl EtcdCluster {
     /// # Errors
     /// The member number `leader` is not the leader, or it hands over to none.
     pub fn move_leadership(&self, leader: usize) -> io::Result<()> {
-        let next = id(self.member((leader + 1) % self.members.len())?)?;
+        let next = id(self.member(leader + 1))?;
         let to = json!({ "targetID": next.to_string() });
-        let leader = self.member(leader)?;
+        let leader = self.member(leader);
         leader
             .call("/v3/maintenance/transfer-leadership", &to)
             .map(drop)
-    }
-
-    fn member(&self, number: usize) -> io::Result<&EtcdServer> {
-        let none = || io::Error::other("there is no such member");
-        self.members.get(number).ok_or_else(none)
-    }
-
-    /// Cuts a member off from the others; clients still reach it.
-    pub fn cut_off(&self, member: usize) {
-        self.network.cut_off(member);
-    }
-
-    /// Ends [`cut_off`](Self::cut_off).
-    pub fn join(&self) {
-        self.network.join();
-    }
-}
-
-impl Drop for EtcdCluster {
-    fn drop(&mut self) {
-        self.members.iter().for_each(|member| member.kill());
-        self.network.close();
     }
 }
 
@@ -162,8 +84,16 @@ fn id(member: &EtcdServer) -> io::Result<u64> {
     Ok(number(&status, "/header/member_id"))
 }
 
-fn is_leader(member: &EtcdServer) -> bool {
-    let status = member.call("/v3/maintenance/status", &json!({}));
-    let leads = |status: Value| number(&status, "/leader") == number(&status, "/header/member_id");
-    status.is_ok_and(leads)
+/// Reads the head of a connection's first request, which has the id of the member that has opened it.
+fn greeting(client: &mut TcpStream) -> Option<Greeting> {
+    let (mut head, mut buffer) = (Vec::new(), [0; 4096]);
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        let count = client.read(&mut buffer).ok().filter(|count| *count > 0)?;
+        head.extend(buffer.get(..count)?);
+    }
+    let text = String::from_utf8_lossy(&head);
+    let mut lines = text.lines().filter_map(|line| line.split_once(": "));
+    let from = lines.find(|(name, _)| name.eq_ignore_ascii_case("x-server-from"));
+    let from = from.map_or("", |(_, id)| id).trim().to_owned();
+    Some((from, head))
 }

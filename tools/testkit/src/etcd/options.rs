@@ -1,16 +1,13 @@
 //! Options for starting a server.
 
-use std::io;
-use std::path::Path;
-
-use crate::tls::Certificates;
+use crate::tls::{MakeCertificates, tls_setter};
 
 /// Options for starting a server.
 #[derive(Debug, Clone, Default)]
 pub struct EtcdOptions {
     pub(super) args: Vec<String>,
     /// Makes the certificates, if the server speaks TLS.
-    pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
+    pub(super) tls: Option<MakeCertificates>,
     pub(super) wants_client_certificate: bool,
 }
 
@@ -28,13 +25,9 @@ impl EtcdOptions {
         self
     }
 
-    /// Listens for TLS on a second port, with certificates made for the server; clients need none.
-    #[cfg(feature = "tls")]
-    #[must_use]
-    pub fn tls(mut self) -> Self {
-        self.tls = Some(Certificates::make);
-        self
-    }
+    tls_setter!(
+        "Listens for TLS on a second port, with certificates made for the server; clients need none."
+    );
 
     /// Listens for TLS, and takes clients alone whose certificate the same authority has signed.
     #[cfg(feature = "tls")]

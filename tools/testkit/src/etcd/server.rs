@@ -2,15 +2,16 @@
 
 use std::io;
 use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 
-use super::client::{encoded, keys, post, under};
+use super::client::{encoded, keys, number, post, under};
 use super::{EtcdKey, EtcdKind, EtcdOptions};
+use crate::cluster::{Member, NetworkedMember};
 use crate::daemon::Daemon;
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
@@ -22,6 +23,8 @@ pub struct EtcdServer {
     kind: EtcdKind,
     /// How often a new cluster was made.
     renewed: Arc<AtomicU32>,
+    /// `None` for the only member of its cluster.
+    pub(super) peers: Option<Peers>,
     daemon: Daemon,
 }
 
@@ -54,14 +57,10 @@ impl EtcdServer {
         options: &EtcdOptions,
         peers: Option<&Peers>,
     ) -> io::Result<Self> {
-        let memory = Path::new("/dev/shm");
-        let mut daemon = match memory.is_dir() {
-            true => Daemon::new_in(memory, kind.name(), kind.program())?,
-            false => Daemon::new(kind.name(), kind.program())?,
-        };
+        let mut daemon = Daemon::in_memory(kind.name(), kind.program())?;
         daemon.certify(options.tls)?;
         let renewed = Arc::<AtomicU32>::default();
-        let (options, peers, token) = (options.clone(), peers.cloned(), Arc::clone(&renewed));
+        let (options, among, token) = (options.clone(), peers.cloned(), Arc::clone(&renewed));
         let ports = if daemon.certificates().is_some() {
             3
         } else {
@@ -74,13 +73,14 @@ impl EtcdServer {
                 port,
                 all: format!("{ALONE}=http://127.0.0.1:{port}"),
             };
-            let peers = peers.clone().unwrap_or_else(alone);
+            let peers = among.clone().unwrap_or_else(alone);
             let token = token.load(Ordering::Relaxed);
             daemon.launch(command(&options, &peers, token, daemon), || ready(daemon))
         })?;
         Ok(Self {
             kind,
             renewed,
+            peers: peers.cloned(),
             daemon,
         })
     }
@@ -164,6 +164,17 @@ impl EtcdServer {
         Ok(deleted.and_then(|count| count.parse().ok()).unwrap_or(0))
     }
 }
+
+impl Member for EtcdServer {
+    const SCHEME: &'static str = "etcd";
+
+    fn leads(&self) -> bool {
+        let status = self.call("/v3/maintenance/status", &json!({}));
+        status.is_ok_and(|it| number(&it, "/leader") == number(&it, "/header/member_id"))
+    }
+}
+
+impl NetworkedMember for EtcdServer {}
 
 fn data(daemon: &Daemon) -> PathBuf {
     daemon.folder().join("data")

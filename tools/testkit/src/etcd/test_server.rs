@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread;
 
 use super::{EtcdCluster, EtcdKey, EtcdKind, EtcdOptions, EtcdServer};
 use crate::daemon::Daemon;
@@ -77,56 +76,5 @@ impl TestServer for EtcdServer {
     fn leftovers(&self) -> io::Result<Vec<String>> {
         let keys = self.keys("lockkeeper/")?.into_iter().map(|it| it.key);
         Ok(keys.filter(|key| key.matches('/').count() > 2).collect())
-    }
-}
-
-/// The leader is asked.
-impl TestServer for EtcdCluster {
-    fn facts(&self) -> Facts {
-        FACTS
-    }
-
-    fn url(&self) -> String {
-        format!("{}/?", self.url(0))
-    }
-
-    fn processes(&self) -> Vec<&Daemon> {
-        self.members().iter().map(|member| &**member).collect()
-    }
-
-    fn restart(&self) -> io::Result<()> {
-        self.kill();
-        thread::scope(|scope| {
-            // None of them replies before most of them run.
-            let members = self.members().iter();
-            let starting: Vec<_> = members.map(|it| scope.spawn(|| it.restart())).collect();
-            starting.into_iter().try_for_each(|member| {
-                let panicked = |_| Err(io::Error::other("a thread has panicked"));
-                member.join().unwrap_or_else(panicked)
-            })
-        })
-    }
-
-    fn wipe(&self) -> io::Result<()> {
-        self.asked()?.wipe()
-    }
-
-    fn end_lease(&self, namespace: &str, name: &str) -> io::Result<()> {
-        self.asked()?.end_lease(namespace, name)
-    }
-
-    fn waiters(&self, namespace: &str, name: &str) -> io::Result<usize> {
-        self.asked()?.waiters(namespace, name)
-    }
-
-    fn leftovers(&self) -> io::Result<Vec<String>> {
-        self.asked()?.leftovers()
-    }
-}
-
-impl EtcdCluster {
-    fn asked(&self) -> io::Result<&EtcdServer> {
-        let leader = self.members().get(self.leader(&[])?);
-        leader.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }

@@ -1,9 +1,6 @@
 //! Options for starting a server.
 
-use std::io;
-use std::path::Path;
-
-use crate::tls::Certificates;
+use crate::tls::{MakeCertificates, tls_setter};
 
 /// Options for starting a server.
 #[derive(Debug, Clone, Default)]
@@ -11,7 +8,7 @@ pub struct MySqlOptions {
     pub(super) args: Vec<String>,
     pub(super) show_locks: bool,
     /// Makes the certificates, if the server speaks TLS.
-    pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
+    pub(super) tls: Option<MakeCertificates>,
 }
 
 impl MySqlOptions {
@@ -37,11 +34,7 @@ impl MySqlOptions {
         self
     }
 
-    /// Offers TLS on the same port, with certificates made for the server; clients need none.
-    #[cfg(feature = "tls")]
-    #[must_use]
-    pub fn tls(mut self) -> Self {
-        self.tls = Some(Certificates::make);
-        self
-    }
+    tls_setter!(
+        "Offers TLS on the same port, with certificates made for the server; clients need none."
+    );
 }

@@ -1,9 +1,6 @@
 //! Options for starting a server.
 
-use std::io;
-use std::path::Path;
-
-use crate::tls::Certificates;
+use crate::tls::{MakeCertificates, tls_setter};
 
 /// Options for starting a server.
 #[derive(Debug, Clone)]
@@ -12,7 +9,7 @@ pub struct PostgresOptions {
     /// How [`PostgresServer::USER`](crate::PostgresServer::USER) logs in, in the words of pg_hba.conf.
     pub(super) login: &'static str,
     /// Makes the certificates, if the server speaks TLS.
-    pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
+    pub(super) tls: Option<MakeCertificates>,
 }
 
 impl Default for PostgresOptions {
@@ -52,11 +49,7 @@ impl PostgresOptions {
         self.config("fsync", "on")
     }
 
-    /// Offers TLS on the same port, with certificates made for the server; clients need none.
-    #[cfg(feature = "tls")]
-    #[must_use]
-    pub fn tls(mut self) -> Self {
-        self.tls = Some(Certificates::make);
-        self
-    }
+    tls_setter!(
+        "Offers TLS on the same port, with certificates made for the server; clients need none."
+    );
 }

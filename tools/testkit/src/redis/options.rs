@@ -1,12 +1,10 @@
 //! Options for starting a server.
 
-use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use super::RedisServer;
-use crate::tls::Certificates;
+use crate::tls::{MakeCertificates, tls_setter};
 
 /// Options for starting a server.
 #[derive(Debug, Clone, Default)]
@@ -20,7 +18,7 @@ pub struct RedisOptions {
     /// Whether [`RedisServer::set_clock`] works.
     pub(super) settable_clock: bool,
     /// Makes the certificates, if the server speaks TLS.
-    pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
+    pub(super) tls: Option<MakeCertificates>,
 }
 
 impl RedisOptions {
@@ -50,13 +48,9 @@ impl RedisOptions {
             .config("masterauth", [password])
     }
 
-    /// Listens for TLS on a second port, with certificates made for the server; clients need none.
-    #[cfg(feature = "tls")]
-    #[must_use]
-    pub fn tls(mut self) -> Self {
-        self.tls = Some(Certificates::make);
-        self
-    }
+    tls_setter!(
+        "Listens for TLS on a second port, with certificates made for the server; clients need none."
+    );
 
     /// Runs the server with a wall clock that [`RedisServer::set_clock`] sets. It needs what
     /// [`RedisKind::clock_ignored`](crate::RedisKind::clock_ignored) looks for.

@@ -1,24 +1,19 @@
 //! An ensemble of three members.
 
-use std::io;
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::thread;
 
-use super::network::Network;
 use super::server::Peers;
 use super::{ZooKeeperKind, ZooKeeperOptions, ZooKeeperServer};
-use crate::daemon::{START, free_ports};
-use crate::until::found_within;
+use crate::cluster::Cluster;
+use crate::daemon::free_ports;
+use crate::network::Network;
 
-/// Three members that run until this is dropped. All methods can be called from any thread.
-#[derive(Debug)]
-pub struct ZooKeeperEnsemble {
-    members: Vec<ZooKeeperServer>,
-    network: Arc<Network>,
-}
+/// Three members of a ZooKeeper ensemble.
+pub type ZooKeeperEnsemble = Cluster<ZooKeeperServer>;
 
-const MEMBERS: usize = 3;
+const MEMBERS: usize = ZooKeeperEnsemble::MEMBERS;
 
 impl ZooKeeperEnsemble {
     /// Starts three members and returns when they have a leader.
@@ -28,88 +23,29 @@ impl ZooKeeperEnsemble {
     pub fn start(kind: ZooKeeperKind, options: &ZooKeeperOptions) -> io::Result<Self> {
         let network = Arc::<Network>::default();
         let peers = peers(&network).inspect_err(|_| network.close())?;
-        let members = together(&peers, |peers| {
+        Self::start_on(network, &peers, |peers| {
             ZooKeeperServer::start_among(kind, options, Some(peers))
-        });
-        let members = members.inspect_err(|_| network.close())?;
-        Ok(Self { members, network })
-    }
-
-    /// Returns the members.
-    #[must_use]
-    pub fn members(&self) -> &[ZooKeeperServer] {
-        &self.members
-    }
-
-    /// Returns `zookeeper://HOST:PORT,HOST:PORT,HOST:PORT`, with the member number `first` first.
-    #[must_use]
-    pub fn url(&self, first: usize) -> String {
-        let addr = |it: &ZooKeeperServer| it.addr().to_string();
-        let mut hosts: Vec<_> = self.members.iter().map(addr).collect();
-        hosts.rotate_left(first % MEMBERS);
-        format!("zookeeper://{}", hosts.join(","))
-    }
-
-    /// Waits until a member leads, and returns its number. Members of the numbers `but` are not asked, since they are
-    /// stopped or cut off.
-    ///
-    /// # Errors
-    /// There is none within 90 s.
-    pub fn leader(&self, but: &[usize]) -> io::Result<usize> {
-        let leads = |it: &ZooKeeperServer| {
-            let state = it.state();
-            state.is_ok_and(|state| state.contains("Mode: leader"))
-        };
-        let leader = found_within(START, || {
-            let mut asked = (0..MEMBERS).filter(|number| !but.contains(number));
-            Ok(asked.find(|number| self.members.get(*number).is_some_and(leads)))
-        })?;
-        leader.ok_or_else(|| io::Error::other("the members elect no leader"))
-    }
-
-    /// Kills the members that run, and starts all on their former ports.
-    ///
-    /// # Errors
-    /// A member did not start: its log is in the error.
-    pub fn restart_all(&self) -> io::Result<()> {
-        self.members.iter().for_each(|member| member.kill());
-        together(&self.members, |member| member.restart()).map(drop)
-    }
-
-    /// Cuts a member off from the others; clients still reach it.
-    pub fn cut_off(&self, member: usize) {
-        self.network.cut_off(member);
-    }
-
-    /// Ends [`cut_off`](Self::cut_off).
-    pub fn join(&self) {
-        self.network.join();
+        })
     }
 }
 
-impl Drop for ZooKeeperEnsemble {
-    fn drop(&mut self) {
-        self.members.iter().for_each(|member| member.kill());
-        self.network.close();
-    }
-}
+/// A way for elections begins with the protocol's version and the sender's number, and then has the address at which the
+/// sender can be reached. That would lead past the network.
+const ADDRESS_AT: usize = 20;
 
-/// Starts all members at once: none of them replies before most of them run.
-fn together<M: Sync, T: Send>(
-    members: &[M],
-    start: impl Fn(&M) -> io::Result<T> + Sync,
-) -> io::Result<Vec<T>> {
-    thread::scope(|scope| {
-        let starting: Vec<_> = members
-            .iter()
-            .map(|member| scope.spawn(|| start(member)))
-            .collect();
-        let started = starting.into_iter().map(|member| {
-            let panicked = |_| Err(io::Error::other("a thread has panicked"));
-            member.join().unwrap_or_else(panicked)
-        });
-        started.collect()
-    })
+/// Reads the beginning of a way for elections, and returns it with the port `back` in the sender's address.
+fn election(client: &mut TcpStream, back: u16) -> Option<Vec<u8>> {
+    let mut begin = vec![0; ADDRESS_AT];
+    client.read_exact(&mut begin).ok()?;
+    let (_, length) = begin.split_last_chunk::<4>()?;
+    let mut address = vec![0; u32::from_be_bytes(*length).min(1000) as usize];
+    client.read_exact(&mut address).ok()?;
+    // All ports have five digits.
+    let at = address.len().checked_sub(5)?;
+    address.truncate(at);
+    address.extend(back.to_string().bytes());
+    begin.extend(address);
+    Some(begin)
 }
 
 /// Makes the network, and the configuration of each member: each knows the others by ways of its own.
@@ -133,13 +69,18 @@ fn peers(network: &Arc<Network>) -> io::Result<Vec<Peers>> {
         let found = shown.iter().find(|(other, _)| *other == way);
         found.map(|(_, ports)| *ports)
     };
+    network.know((0..MEMBERS).map(|it| it.to_string()).collect());
     for ((from, to), [follow, elect]) in doors {
         let back = shown_at((to, from)).map(|[_, elect]| elect);
-        let Some([follow_port, elect_port]) = ports.get(to) else {
+        let (Some([follow_port, elect_port]), Some(back)) = (ports.get(to), back) else {
             continue;
         };
-        network.lead(follow, (from, to), *follow_port, None)?;
-        network.lead(elect, (from, to), *elect_port, back)?;
+        let name = from.to_string();
+        let greet = move |_: &mut TcpStream| Some((name.clone(), Vec::new()));
+        network.lead(follow, (to, *follow_port), greet)?;
+        let name = from.to_string();
+        let greet = move |client: &mut TcpStream| Some((name.clone(), election(client, back)?));
+        network.lead(elect, (to, *elect_port), greet)?;
     }
     let line = |from, to| {
         let own = || ports.get(to).copied();

@@ -1,9 +1,6 @@
 //! Options for starting a server.
 
-use std::io;
-use std::path::Path;
-
-use crate::tls::Certificates;
+use crate::tls::{MakeCertificates, tls_setter};
 
 /// Options for starting a server.
 #[derive(Debug, Clone, Default)]
@@ -11,7 +8,7 @@ pub struct ZooKeeperOptions {
     pub(super) lines: Vec<String>,
     pub(super) java: Vec<String>,
     /// Makes the certificates, if the server speaks TLS.
-    pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
+    pub(super) tls: Option<MakeCertificates>,
 }
 
 impl ZooKeeperOptions {
@@ -35,11 +32,7 @@ impl ZooKeeperOptions {
         self
     }
 
-    /// Listens for TLS on a second port, with certificates made for the server; clients need none.
-    #[cfg(feature = "tls")]
-    #[must_use]
-    pub fn tls(mut self) -> Self {
-        self.tls = Some(Certificates::make);
-        self
-    }
+    tls_setter!(
+        "Listens for TLS on a second port, with certificates made for the server; clients need none."
+    );
 }

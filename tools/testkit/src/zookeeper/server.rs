@@ -3,11 +3,12 @@
 use std::fs;
 use std::io;
 use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use super::{ZooKeeperClient, ZooKeeperKind, ZooKeeperOptions};
+use crate::cluster::{Member, NetworkedMember};
 use crate::daemon::Daemon;
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
@@ -46,11 +47,7 @@ impl ZooKeeperServer {
         options: &ZooKeeperOptions,
         peers: Option<&Peers>,
     ) -> io::Result<Self> {
-        let memory = Path::new("/dev/shm");
-        let mut daemon = match memory.is_dir() {
-            true => Daemon::new_in(memory, kind.name(), kind.program())?,
-            false => Daemon::new(kind.name(), kind.program())?,
-        };
+        let mut daemon = Daemon::in_memory(kind.name(), kind.program())?;
         daemon.certify(options.tls)?;
         let ports = 1 + usize::from(daemon.certificates().is_some());
         let (options, peers) = (options.clone(), peers.cloned());
@@ -110,6 +107,17 @@ impl ZooKeeperServer {
         ZooKeeperClient::command(self.addr(), "srvr")
     }
 }
+
+impl Member for ZooKeeperServer {
+    const SCHEME: &'static str = "zookeeper";
+
+    fn leads(&self) -> bool {
+        let state = self.state();
+        state.is_ok_and(|state| state.contains("Mode: leader"))
+    }
+}
+
+impl NetworkedMember for ZooKeeperServer {}
 
 fn data(daemon: &Daemon) -> PathBuf {
     daemon.folder().join("data")

@@ -4,15 +4,18 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
-/// Leads connections to the members, each from another member.
+use crate::until::found_within;
+
+/// Leads connections from one member to another.
 #[derive(Debug, Default)]
-pub(super) struct Network(Mutex<State>);
+pub(crate) struct Network(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The members' ids in etcd, by their number.
-    ids: Vec<String>,
+    /// The names of the members, by their number.
+    names: Vec<String>,
     cut_off: Vec<usize>,
     links: Vec<Link>,
     is_over: bool,
@@ -22,16 +25,24 @@ struct State {
 /// A connection.
 #[derive(Debug)]
 struct Link {
-    /// The id of the member that connected.
+    /// The name of the member that connected.
     from: String,
     to: usize,
     ends: [TcpStream; 2],
 }
 
+/// How a connection begins: the name of the member that has opened it, and the bytes that were read to learn it, as the
+/// other member gets them.
+pub(crate) type Greeting = (String, Vec<u8>);
+
+/// How long a connection waits for a member that does not listen yet. A follower of ZooKeeper repeats a connection that a
+/// new leader refuses yet, but not one that ends.
+const LISTENING: Duration = Duration::from_secs(2);
+
 impl State {
     fn is_cut(&self, from: &str, to: usize) -> bool {
         let is_off = |member: usize| self.cut_off.contains(&member);
-        let from = self.ids.iter().position(|id| id == from);
+        let from = self.names.iter().position(|name| name == from);
         is_off(to) || from.is_some_and(is_off)
     }
 }
@@ -41,61 +52,68 @@ impl Network {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leads connections to the member number `to`, and returns the address for them.
-    pub(super) fn lead_to(self: &Arc<Self>, to: usize, port: u16) -> io::Result<SocketAddr> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let door = listener.local_addr()?;
-        self.state().doors.push(door);
-        let network = Arc::clone(self);
+    /// Learns the names of the members, by which greetings call them.
+    pub(crate) fn know(&self, names: Vec<String>) {
+        self.state().names = names;
+    }
+
+    /// Leads connections that come to `door` to the member number `to` at `port`. `greet` finds out who has opened one.
+    pub(crate) fn lead(
+        self: &Arc<Self>,
+        door: TcpListener,
+        (to, port): (usize, u16),
+        greet: impl Fn(&mut TcpStream) -> Option<Greeting> + Send + Sync + 'static,
+    ) -> io::Result<()> {
+        self.state().doors.push(door.local_addr()?);
+        let (network, greet) = (Arc::clone(self), Arc::new(greet));
         thread::Builder::new()
-            .name("etcd network".to_owned())
+            .name("network".to_owned())
             .spawn(move || {
-                for stream in listener.incoming() {
+                for stream in door.incoming() {
                     if network.state().is_over {
                         return;
                     }
-                    let Ok(stream) = stream else { continue };
-                    let network = Arc::clone(&network);
-                    thread::spawn(move || network.link(stream, to, port));
+                    let Ok(mut stream) = stream else { continue };
+                    let (network, greet) = (Arc::clone(&network), Arc::clone(&greet));
+                    thread::spawn(move || {
+                        let greeting = greet(&mut stream)?;
+                        network.link(stream, greeting, (to, port))
+                    });
                 }
-            })?;
-        Ok(door)
+            })
+            .map(drop)
     }
 
-    /// Carries a connection. The head of its first request tells which member has opened it.
-    fn link(&self, mut client: TcpStream, to: usize, port: u16) -> Option<()> {
-        let (mut head, mut buffer) = (Vec::new(), [0; 4096]);
-        while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-            let count = client.read(&mut buffer).ok().filter(|count| *count > 0)?;
-            head.extend(buffer.get(..count)?);
-        }
-        let text = String::from_utf8_lossy(&head);
-        let mut lines = text.lines().filter_map(|line| line.split_once(": "));
-        let from = lines.find(|(name, _)| name.eq_ignore_ascii_case("x-server-from"));
-        let from = from.map_or("", |(_, id)| id).trim().to_owned();
-        let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+    fn link(
+        &self,
+        client: TcpStream,
+        (from, greeting): Greeting,
+        (to, port): (usize, u16),
+    ) -> Option<()> {
+        let mut server = found_within(LISTENING, || {
+            let is_cut = self.state().is_cut(&from, to);
+            let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+            (!is_cut).then_some(()).ok_or_else(refused)?;
+            Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok())
+        })
+        .ok()??;
         let ends = [client.try_clone().ok()?, server.try_clone().ok()?];
         {
             let mut state = self.state();
-            if state.is_cut(&from, to) {
+            if state.is_cut(&from, to) || state.is_over {
                 return None;
             }
             state.links.push(Link { from, to, ends });
         }
-        server.write_all(&head).ok()?;
+        server.write_all(&greeting).ok()?;
         let (client_end, server_end) = (client.try_clone().ok()?, server.try_clone().ok()?);
         thread::spawn(move || carry(server_end, client_end));
         carry(client, server);
         Some(())
     }
 
-    /// Learns the members' ids.
-    pub(super) fn know(&self, ids: Vec<String>) {
-        self.state().ids = ids;
-    }
-
     /// Cuts a member off from the others: their connections end, and new ones are closed.
-    pub(super) fn cut_off(&self, member: usize) {
+    pub(crate) fn cut_off(&self, member: usize) {
         let mut state = self.state();
         state.cut_off.push(member);
         let links = std::mem::take(&mut state.links);
@@ -109,11 +127,11 @@ impl Network {
     }
 
     /// Connects all members again.
-    pub(super) fn join(&self) {
+    pub(crate) fn join(&self) {
         self.state().cut_off.clear();
     }
 
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut state = self.state();
         state.is_over = true;
         state.links.drain(..).for_each(|link| link.close());
