@@ -4,32 +4,21 @@ pub(crate) mod client;
 pub(crate) mod connector;
 pub(crate) mod failure;
 
-use std::net::Shutdown;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lockkeeper_core::{CancelToken, Error, ErrorKind};
-use lockkeeper_remote::{Counts, Failure, Http, HttpReply, OpenConnection, Server};
+use lockkeeper_core::CancelToken;
+use lockkeeper_remote::{
+    Counts, Failure, Http, HttpReply, Members, OpenConnection, Server, until_cancelled,
+};
 use parking_lot::Mutex;
 
 /// What the connections of a store share.
-#[derive(Default)]
 pub(crate) struct Learned {
-    /// The agent that is asked first: this number modulo the number of agents. It only grows.
-    preferred: AtomicUsize,
+    pub(crate) agents: Members,
     /// The addresses of the servers, as an agent told them last.
     servers: Mutex<Vec<String>>,
     pub(crate) counts: Arc<Counts>,
-}
-
-impl Learned {
-    /// Makes the next connection use another agent than this one.
-    fn avoid(&self, agent: usize) {
-        let (set, next) = (Ordering::Relaxed, agent.wrapping_add(1));
-        // It fails if another thread has done so.
-        let _ = self.preferred.compare_exchange(agent, next, set, set);
-    }
 }
 
 /// A request. The path contains the query.
@@ -65,14 +54,12 @@ pub(crate) struct Connection {
 impl lockkeeper_remote::Connection for Connection {
     /// A connection takes no more requests if another agent has replaced its agent.
     fn is_quiet(&mut self, _: Duration) -> bool {
-        let preferred = self.learned.preferred.load(Ordering::Relaxed);
-        self.agent == preferred && self.http.is_quiet()
+        self.learned.agents.is_serving(self.agent) && self.http.is_quiet()
     }
 }
 
 impl Connection {
-    /// Sends a request and reads the reply. A cancel closes the connection, which is no failure of the agent. The status
-    /// The status 404 means that the key or the session does not exist. The status 409 means that a condition of the
+    /// Sends a request and reads the reply. A cancel closes the connection, which is no failure of the agent. The status 404 means that the key or the session does not exist. The status 409 means that a condition of the
     /// transaction did not hold.
     pub(crate) fn call(
         &mut self,
@@ -81,21 +68,14 @@ impl Connection {
         cancel: Option<&CancelToken>,
     ) -> Result<HttpReply, Failure> {
         self.open.counts().add_commands(1);
-        let socket = Arc::clone(self.http.socket());
-        let close = move || drop(socket.shutdown(Shutdown::Both));
-        let registered = cancel.map(|cancel| cancel.on_cancel(close));
         let Request { method, path, body } = request;
-        let reply = self.http.request(method, path, body.as_bytes(), limit);
-        drop(registered);
-        if cancel.is_some_and(CancelToken::is_cancelled) {
-            return Err(Failure::Unanswered(Error::new(
-                ErrorKind::Unknown,
-                "the acquisition was cancelled before a reply came",
-            )));
-        }
+        let reply = until_cancelled(cancel, Some(self.http.closer()), || {
+            self.http.request(method, path, body.as_bytes(), limit)
+        });
         let reply = reply.and_then(|reply| failure::check(&self.server, reply));
-        if !matches!(reply, Ok(_) | Err(Failure::Refused(_))) {
-            self.learned.avoid(self.agent);
+        let is_cancelled = cancel.is_some_and(CancelToken::is_cancelled);
+        if !is_cancelled && !matches!(reply, Ok(_) | Err(Failure::Refused(_))) {
+            self.learned.agents.avoid(self.agent);
         }
         reply
     }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, ErrorKind, Key, KeySpec, LockProvider, OpenContext, Takes};
 use lockkeeper_register::RegisterProvider;
+use lockkeeper_remote::RemoteOptions;
 use lockkeeper_remote::keys::{
     CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, POOL_SIZE, RESPONSE_TIMEOUT,
 };
-use lockkeeper_remote::{Endpoint, RemoteOptions};
 
 use crate::{BACKEND, ConsulOptions, ConsulStore};
 
@@ -99,26 +99,17 @@ impl Driver for ConsulDriver {
 }
 
 fn options(context: &OpenContext<'_>) -> Result<ConsulOptions, Error> {
-    let url = context.url();
-    let invalid = |text| Err(Error::new(ErrorKind::InvalidUrl, text));
-    let is_tls = url.scheme() == "consuls";
-    let port = match is_tls {
-        true => ConsulOptions::DEFAULT_TLS_PORT,
-        false => ConsulOptions::DEFAULT_PORT,
-    };
-    let agents = Endpoint::all_of_url(url, port);
-    let Some(first) = agents.first().cloned() else {
-        return invalid("the URL names no host; write consul://127.0.0.1:8500");
-    };
-    if !url.path().trim_matches('/').is_empty() {
-        return invalid("a Consul URL has no path; separate applications by `namespace`");
+    let ports = [ConsulOptions::DEFAULT_PORT, ConsulOptions::DEFAULT_TLS_PORT];
+    let remote = RemoteOptions::of_cluster(context, ["consul", "consuls"], ports)?;
+    if !context.url().path().trim_matches('/').is_empty() {
+        let text = "a Consul URL has no path; separate applications by `namespace`";
+        return Err(Error::new(ErrorKind::InvalidUrl, text));
     }
-    let remote = RemoteOptions::new(first).read(context, is_tls, "write consuls:// instead")?;
     let token = context.value(&ConsulDriver::TOKEN)?;
     let of_environment = || std::env::var(TOKEN_VARIABLE).ok();
     Ok(ConsulOptions {
         token: token.or_else(of_environment).filter(|it| !it.is_empty()),
         datacenter: context.value(&ConsulDriver::DATACENTER)?,
-        ..ConsulOptions::new(remote, agents)
+        ..ConsulOptions::new(remote)
     })
 }

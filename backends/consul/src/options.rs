@@ -9,8 +9,6 @@ use lockkeeper_remote::{Endpoint, RemoteOptions, remote_setters};
 #[derive(Clone)]
 pub struct ConsulOptions {
     pub(crate) remote: RemoteOptions,
-    /// All agents, in the order in which they are tried.
-    pub(crate) agents: Vec<Endpoint>,
     pub(crate) token: Option<String>,
     pub(crate) datacenter: Option<String>,
 }
@@ -21,10 +19,9 @@ impl ConsulOptions {
     /// The port of an agent for HTTPS, as the manual proposes it.
     pub const DEFAULT_TLS_PORT: u16 = 8501;
 
-    pub(crate) fn new(remote: RemoteOptions, agents: Vec<Endpoint>) -> Self {
+    pub(crate) fn new(remote: RemoteOptions) -> Self {
         Self {
             remote,
-            agents,
             token: None,
             datacenter: None,
         }
@@ -32,14 +29,13 @@ impl ConsulOptions {
 
     /// A cluster of which one agent is at a host and port.
     pub fn tcp(host: impl Into<String>, port: u16) -> Self {
-        let agent = Endpoint::tcp(host, port);
-        Self::new(RemoteOptions::new(agent.clone()), vec![agent])
+        Self::new(RemoteOptions::new(Endpoint::tcp(host, port)))
     }
 
     /// Adds another agent, which is asked while those before it are out of reach or without a leader.
     #[must_use]
     pub fn agent(mut self, host: impl Into<String>, port: u16) -> Self {
-        self.agents.push(Endpoint::tcp(host, port));
+        self.remote.further.push(Endpoint::tcp(host, port));
         self
     }
 
@@ -92,7 +88,6 @@ impl fmt::Debug for ConsulOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsulOptions")
             .field("remote", &self.remote)
-            .field("agents", &self.agents)
             .field("datacenter", &self.datacenter)
             .finish_non_exhaustive()
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    CancelToken, Capabilities, Capability, Clock, Error, ErrorKind, Finding, StoreInfo, StoreUrl,
-    Usage,
+    CancelToken, Capabilities, Capability, Clock, Error, ErrorKind, Finding, KeyValue as _,
+    StoreInfo, Usage,
 };
 use lockkeeper_register::{Call, Entry, Key, Read, RegisterStore, SessionId, Version, View, Write};
 use lockkeeper_remote::{Failure, HttpReply, nothing_granted, senseless, unavailable};
@@ -20,7 +20,7 @@ use crate::connection::client::Client;
 use crate::connection::failure::{INVALID_TTL, MISSING_NODE};
 use crate::operate::examine;
 use crate::options::ConsulOptions;
-use crate::wire::{Keys, Pairs, Txn, VERBS, go_duration, pairs};
+use crate::wire::{Keys, Pairs, Txn, VERBS, pairs};
 
 /// The node of all sessions. No agent runs on it, so that no agent's end deregisters it with its sessions.
 const NODE: &str = "lockkeeper";
@@ -116,7 +116,8 @@ impl ConsulStore {
         let reply = self.create_session(Duration::from_nanos(1), call)?;
         let said = String::from_utf8_lossy(&reply.body);
         let least = said.split_once('[').and_then(|(_, it)| it.split_once('='));
-        let least = least.and_then(|(least, _)| go_duration(least));
+        // Go writes durations as config files do: 1m30s.
+        let least = least.and_then(|(least, _)| Duration::from_text(least));
         Ok(match said.contains(INVALID_TTL) {
             true => least.unwrap_or(MIN_SESSION),
             false => MIN_SESSION,
@@ -208,16 +209,10 @@ impl StoreInfo for ConsulStore {
     }
 
     fn location(&self) -> String {
-        let agents: Vec<_> = self
-            .options
-            .agents
-            .iter()
-            .map(ToString::to_string)
-            .collect();
         let datacenter = self.options.datacenter.as_deref();
         let mut query = vec![("namespace", self.namespace.as_str())];
         query.extend(datacenter.map(|it| ("datacenter", it)));
-        StoreUrl::location(&format!("consul://{}", agents.join(",")), "", &query)
+        self.options.remote.location(BACKEND, None, &query)
     }
 
     fn capabilities(&self) -> Capabilities {

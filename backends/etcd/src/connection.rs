@@ -6,14 +6,15 @@ pub(crate) mod connector;
 pub(crate) mod failure;
 mod watch;
 
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Error, ErrorKind};
 use lockkeeper_remote::{
-    Counts, Failure, Http, HttpReply, OpenConnection, Server, nothing_granted, senseless,
+    Counts, Failure, Http, HttpReply, Members, OpenConnection, Server, nothing_granted, senseless,
+    until_cancelled,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -22,23 +23,15 @@ use crate::wire::encoded;
 use failure::{Meaning, meaning};
 pub(crate) use watch::Watch;
 
+/// The members, each with the id of its cluster, as the member told it last; 0 if unknown.
+pub(crate) type EtcdMembers = Members<AtomicU64>;
+
 /// What the connections of a provider share.
-#[derive(Default)]
 pub(crate) struct Learned {
-    /// The member that is asked first: this number modulo the number of members. It only grows.
-    preferred: AtomicUsize,
+    pub(crate) members: EtcdMembers,
     /// The token of the last login.
     token: Mutex<Option<String>>,
     pub(crate) counts: Arc<Counts>,
-}
-
-impl Learned {
-    /// Makes the next connection use another member than this one.
-    fn avoid(&self, member: usize) {
-        let (set, next) = (Ordering::Relaxed, member.wrapping_add(1));
-        // It fails if another thread has done so.
-        let _ = self.preferred.compare_exchange(member, next, set, set);
-    }
 }
 
 /// A connection; dropping it closes it.
@@ -56,8 +49,8 @@ pub(crate) struct Connection {
 impl lockkeeper_remote::Connection for Connection {
     /// A connection takes no more requests if another member has replaced its member.
     fn is_quiet(&mut self, _: Duration) -> bool {
-        let preferred = self.learned.preferred.load(Ordering::Relaxed);
-        self.member == Some(preferred) && self.http.is_quiet()
+        let is_serving = |member| self.learned.members.is_serving(member);
+        self.member.is_some_and(is_serving) && self.http.is_quiet()
     }
 }
 
@@ -65,12 +58,6 @@ impl Connection {
     /// Returns the socket.
     pub(crate) fn socket(&self) -> &TcpStream {
         self.http.socket()
-    }
-
-    /// Returns a function that closes the connection from another thread, also during a wait for a reply.
-    fn closer(&self) -> impl Fn() + Send + Sync + 'static {
-        let socket = Arc::clone(self.http.socket());
-        move || drop(socket.shutdown(Shutdown::Both))
     }
 
     /// Returns whether new connections use another login than this one.
@@ -87,16 +74,13 @@ impl Connection {
         cancel: Option<&CancelToken>,
     ) -> Result<Value, Failure> {
         self.open.counts().add_commands(1);
-        let registered = cancel.map(|cancel| cancel.on_cancel(self.closer()));
-        let reply = self.http.post(path, body.to_string().as_bytes(), limit);
-        drop(registered);
-        if cancel.is_some_and(CancelToken::is_cancelled) {
-            return Err(Failure::Unanswered(Error::new(
-                ErrorKind::Unknown,
-                "the acquisition was cancelled before a reply came",
-            )));
+        let reply = until_cancelled(cancel, Some(self.http.closer()), || {
+            self.http.post(path, body.to_string().as_bytes(), limit)
+        });
+        match reply {
+            Err(failure) if cancel.is_some_and(CancelToken::is_cancelled) => Err(failure),
+            reply => self.answer(path, reply),
         }
-        self.answer(path, reply)
     }
 
     /// Writes a request without waiting for anything, and returns whether it did: see [`Http::post_at_once`]. Otherwise the
@@ -165,7 +149,7 @@ impl Connection {
 
     fn avoid(&self) {
         if let Some(member) = self.member {
-            self.learned.avoid(member);
+            self.learned.members.avoid(member);
         }
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, ErrorKind, KeySpec, LockProvider, OpenContext};
+use lockkeeper_remote::RemoteOptions;
 use lockkeeper_remote::keys::{
     CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, USER,
 };
-use lockkeeper_remote::{Endpoint, RemoteOptions};
 
 use crate::{BACKEND, EtcdOptions, EtcdProvider};
 
@@ -74,16 +74,11 @@ impl Driver for EtcdDriver {
 }
 
 fn options(context: &OpenContext<'_>) -> Result<EtcdOptions, Error> {
-    let url = context.url();
-    let invalid = |text| Err(Error::new(ErrorKind::InvalidUrl, text));
-    let members = Endpoint::all_of_url(url, EtcdOptions::DEFAULT_PORT);
-    let Some(first) = members.first().cloned() else {
-        return invalid("the URL names no host; write etcd://127.0.0.1:2379");
-    };
-    if !url.path().trim_matches('/').is_empty() {
-        return invalid("an etcd URL has no path; separate applications by `namespace`");
+    let ports = [EtcdOptions::DEFAULT_PORT; 2];
+    let remote = RemoteOptions::of_cluster(context, ["etcd", "etcds"], ports)?;
+    if !context.url().path().trim_matches('/').is_empty() {
+        let text = "an etcd URL has no path; separate applications by `namespace`";
+        return Err(Error::new(ErrorKind::InvalidUrl, text));
     }
-    let is_tls = url.scheme() == "etcds";
-    let remote = RemoteOptions::new(first).read(context, is_tls, "write etcds:// instead")?;
-    Ok(EtcdOptions::new(remote, members))
+    Ok(EtcdOptions::new(remote))
 }

@@ -1,36 +1,31 @@
 //! The options of an etcd cluster.
 
-use std::fmt;
-
 use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Endpoint, RemoteOptions, remote_setters};
 
 /// Where the members of a cluster are, and how to talk to them. `Debug` shows no password.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct EtcdOptions {
     pub(crate) remote: RemoteOptions,
-    /// All members, in the order in which they are tried.
-    pub(crate) members: Vec<Endpoint>,
 }
 
 impl EtcdOptions {
     /// The port of an etcd server for clients by default.
     pub const DEFAULT_PORT: u16 = 2379;
 
-    pub(crate) fn new(remote: RemoteOptions, members: Vec<Endpoint>) -> Self {
-        Self { remote, members }
+    pub(crate) fn new(remote: RemoteOptions) -> Self {
+        Self { remote }
     }
 
     /// A cluster of which one member is at a host and port.
     pub fn tcp(host: impl Into<String>, port: u16) -> Self {
-        let member = Endpoint::tcp(host, port);
-        Self::new(RemoteOptions::new(member.clone()), vec![member])
+        Self::new(RemoteOptions::new(Endpoint::tcp(host, port)))
     }
 
     /// Adds another member, which is asked while those before it are out of reach or without a leader.
     #[must_use]
     pub fn member(mut self, host: impl Into<String>, port: u16) -> Self {
-        self.members.push(Endpoint::tcp(host, port));
+        self.remote.further.push(Endpoint::tcp(host, port));
         self
     }
 
@@ -47,14 +42,5 @@ impl EtcdOptions {
             ));
         }
         Ok(())
-    }
-}
-
-impl fmt::Debug for EtcdOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdOptions")
-            .field("remote", &self.remote)
-            .field("members", &self.members)
-            .finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@ use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, AttemptRequest, Backend, Capabilities, Capability, Clock, Error, Grant,
     HostInstant, LeaseId, LeaseVerifier, Operation, ReleaseDispatch, SentRelease, StoreInfo,
-    StoreUrl, SystemClock, Usage,
+    SystemClock, Usage,
 };
 use lockkeeper_remote::{Failure, senseless};
 
@@ -87,10 +87,8 @@ impl StoreInfo for EtcdProvider {
     }
 
     fn location(&self) -> String {
-        let options = &self.store.options;
-        let members: Vec<_> = options.members.iter().map(ToString::to_string).collect();
         let query = [("namespace", self.store.namespace.as_str())];
-        StoreUrl::location(&format!("etcd://{}", members.join(",")), "", &query)
+        self.store.options.remote.location(BACKEND, None, &query)
     }
 
     fn capabilities(&self) -> Capabilities {

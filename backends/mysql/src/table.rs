@@ -11,13 +11,13 @@ use std::time::Duration;
 use lockkeeper_core::{Clock, Error, ErrorKind, Finding, Proof};
 use lockkeeper_register::RegisterProvider;
 use lockkeeper_register::table::{
-    Dialect, StatementReply, TableConnection, TableName, TableParts, TableSql, TableStore, hex,
+    ConnectTable, Dialect, StatementReply, TableConnection, TableParts, TableStore, hex,
 };
 use lockkeeper_remote::{Counts, Failure, OpenConnection, Server, SocketTimeout, nothing_granted};
 use mysql::prelude::Queryable;
 use mysql::{MySqlError, Row, Value};
 
-use crate::connection::connector;
+use crate::connection::connector::supplier;
 use crate::connection::wire::{AnyConn, CallLimits, Wire};
 use crate::failure::{classify, refused};
 use crate::options::{BACKEND, MySqlOptions};
@@ -38,25 +38,38 @@ pub fn open_table(
     namespace: &str,
     clock: Arc<dyn Clock>,
 ) -> Result<MySqlTableProvider, Error> {
-    let opened = open(options, table, namespace, clock);
-    opened.map_err(|error| error.with_backend(BACKEND))
+    let of_calls = Arc::clone(&clock);
+    let parts = TableParts {
+        backend: BACKEND,
+        protocol: "MySQL",
+        options: &options.remote,
+        database: None,
+        table,
+        namespace,
+        clock,
+    };
+    let connector = |server: &Server, counts: &Arc<Counts>| {
+        options.check()?;
+        connector(options, server, counts, &of_calls)
+    };
+    TableStore::open(parts, connector, |connection, wanted, limit| {
+        let (kind, table) = opening::find(connection, wanted, limit)?;
+        Ok((MySqlSql(kind), table))
+    })
 }
 
-fn open(
+/// Returns what opens connections.
+fn connector(
     options: &MySqlOptions,
-    table: &str,
-    namespace: &str,
-    clock: Arc<dyn Clock>,
-) -> Result<MySqlTableProvider, Error> {
-    options.check()?;
-    let remote = &options.remote;
-    let server = Server::new("MySQL", &remote.endpoint);
-    let counts = Arc::<Counts>::default();
-    let limits = CallLimits::new(&clock)?;
-    let supplier = connector::supplier(options, &server);
-    let (of, counted, longest) = (server.clone(), Arc::clone(&counts), remote.connect_timeout);
-    let is_lent = remote.is_lent;
-    let connect = move |left: Duration| {
+    server: &Server,
+    counts: &Arc<Counts>,
+    clock: &Arc<dyn Clock>,
+) -> Result<ConnectTable<TextConnection>, Error> {
+    let limits = CallLimits::new(clock)?;
+    let supplier = supplier(options, server);
+    let (of, counted) = (server.clone(), Arc::clone(counts));
+    let (longest, is_lent) = (options.remote.connect_timeout, options.remote.is_lent);
+    Ok(Box::new(move |left: Duration| {
         let limit = left.min(longest);
         let conn = supplier.take(limit)?;
         let wire = Arc::new(Wire::of(&conn)?);
@@ -75,27 +88,7 @@ fn open(
         };
         opening::check_session(&mut connection, limit).map_err(nothing_granted)?;
         Ok(connection)
-    };
-    let mut first = connect(remote.connect_timeout)?;
-    let (kind, table) = opening::find(&mut first, &TableName::parse(table)?, longest)?;
-    let name = table.to_string();
-    let keys = [
-        ("locks", "table"),
-        ("table", &name),
-        ("namespace", namespace),
-    ];
-    let store = TableStore::new(TableParts {
-        backend: BACKEND,
-        location: remote.location("mysql", None, &keys),
-        options: remote.clone(),
-        server,
-        counts,
-        clock: Arc::clone(&clock),
-        first,
-        connect: Box::new(connect),
-        sql: TableSql::new(MySqlSql(kind), &table, namespace),
-    })?;
-    RegisterProvider::new(store, clock)
+    }))
 }
 
 /// A connection that runs texts.

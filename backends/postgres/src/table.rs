@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{Clock, Error, ErrorKind, Finding, Proof};
 use lockkeeper_register::RegisterProvider;
 use lockkeeper_register::table::{
-    Dialect, StatementReply, TableConnection, TableName, TableParts, TableSql, TableStore, hex,
+    ConnectTable, Dialect, StatementReply, TableConnection, TableParts, TableStore, hex,
 };
 use lockkeeper_remote::{Counts, Dialer, Failure, OpenConnection, Server};
 
@@ -38,50 +38,40 @@ pub fn open_table(
     namespace: &str,
     clock: Arc<dyn Clock>,
 ) -> Result<PostgresTableProvider, Error> {
-    let opened = open(options, table, namespace, clock);
-    opened.map_err(|error| error.with_backend(BACKEND))
+    let parts = TableParts {
+        backend: BACKEND,
+        protocol: "PostgreSQL",
+        options: &options.remote,
+        database: Some(options.name_of_database()),
+        table,
+        namespace,
+        clock,
+    };
+    let connector = |server: &Server, counts: &Arc<Counts>| {
+        options.check()?;
+        connector(options, server, counts)
+    };
+    TableStore::open(parts, connector, |connection, wanted, limit| {
+        Ok((PostgresSql, opening::find(connection, wanted, limit)?))
+    })
 }
 
-fn open(
+/// Returns what opens connections.
+fn connector(
     options: &PostgresOptions,
-    table: &str,
-    namespace: &str,
-    clock: Arc<dyn Clock>,
-) -> Result<PostgresTableProvider, Error> {
-    options.check()?;
-    let remote = &options.remote;
-    let server = Server::new("PostgreSQL", &remote.endpoint);
-    let counts = Arc::<Counts>::default();
-    let dialer = Dialer::new(remote)?.with_supplier(options.supplier.clone());
-    let (own, of, counted) = (options.clone(), server.clone(), Arc::clone(&counts));
-    let connect = move |left: Duration| {
+    server: &Server,
+    counts: &Arc<Counts>,
+) -> Result<ConnectTable<PlainConnection>, Error> {
+    let dialer = Dialer::new(&options.remote)?.with_supplier(options.supplier.clone());
+    let (own, of, counted) = (options.clone(), server.clone(), Arc::clone(counts));
+    Ok(Box::new(move |left: Duration| {
         let until = Instant::now() + left.min(own.remote.connect_timeout);
         Ok(PlainConnection {
             client: PlainClient::dial(&dialer, &own, &of, until)?,
             server: of.clone(),
             _open: counted.add_connection(),
         })
-    };
-    let mut first = connect(remote.connect_timeout)?;
-    let table = opening::find(&mut first, &TableName::parse(table)?, remote)?;
-    let (database, name) = (options.name_of_database(), table.to_string());
-    let keys = [
-        ("locks", "table"),
-        ("table", &name),
-        ("namespace", namespace),
-    ];
-    let store = TableStore::new(TableParts {
-        backend: BACKEND,
-        location: remote.location("postgres", Some(database), &keys),
-        options: remote.clone(),
-        server,
-        counts,
-        clock: Arc::clone(&clock),
-        first,
-        connect: Box::new(connect),
-        sql: TableSql::new(PostgresSql, &table, namespace),
-    })?;
-    RegisterProvider::new(store, clock)
+    }))
 }
 
 /// A connection that runs texts.

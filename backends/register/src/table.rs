@@ -7,6 +7,7 @@
 
 mod keys;
 mod name;
+mod opening;
 mod sql;
 
 use std::collections::HashMap;
@@ -19,18 +20,21 @@ use lockkeeper_core::{
     Usage,
 };
 use lockkeeper_remote::{
-    Connection, Counts, Failure, Pool, RemoteOptions, Server, nothing_granted, senseless, unknown,
+    Connection, Counts, Failure, Pool, RemoteOptions, Server, nothing_granted, senseless,
+    until_cancelled,
 };
 
 use crate::key::Key;
 use crate::lease::RegisterLease;
+use crate::provider::RegisterProvider;
 use crate::store::{Call, Entry, Read, RegisterStore, SessionId, Version, View, Write};
 
 pub use keys::{LOCKS, TABLE, table_of};
 pub use name::TableName;
-pub use sql::{Dialect, TableSql, hex};
+pub use opening::server_findings;
+pub use sql::{Dialect, hex};
 
-use sql::RowWrite;
+use sql::{RowWrite, TableSql};
 
 /// How many entries one call writes, and how many sessions one call keeps.
 const BATCH: usize = 64;
@@ -80,9 +84,12 @@ pub struct TableStore<C: TableConnection> {
     counts: Arc<Counts>,
     clock: Arc<dyn Clock>,
     pool: Pool<C>,
-    connect: Box<dyn Fn(Duration) -> Result<C, Error> + Send + Sync>,
+    connect: ConnectTable<C>,
     sql: TableSql<C::Dialect>,
 }
+
+/// Opens a connection within a time.
+pub type ConnectTable<C> = Box<dyn Fn(Duration) -> Result<C, Error> + Send + Sync>;
 
 impl<C: TableConnection> fmt::Debug for TableStore<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,52 +97,76 @@ impl<C: TableConnection> fmt::Debug for TableStore<C> {
     }
 }
 
-/// What a [`TableStore`] is made of.
+/// The table that a [`TableStore`] opens.
 #[allow(missing_debug_implementations, reason = "it lives for one call")]
-pub struct TableParts<C: TableConnection> {
-    /// The backend's name.
+pub struct TableParts<'a> {
+    /// The backend's name, which is the scheme of its URLs.
     pub backend: &'static str,
-    /// The URL of the namespace.
-    pub location: String,
+    /// The name of the server's protocol in errors.
+    pub protocol: &'static str,
     /// The options of the pool and of the connections.
-    pub options: RemoteOptions,
-    /// The server as errors name it.
-    pub server: Server,
-    /// The counts of sent statements and open connections.
-    pub counts: Arc<Counts>,
+    pub options: &'a RemoteOptions,
+    /// The database that the URL of the namespace names.
+    pub database: Option<&'a str>,
+    /// The table, as the user names it.
+    pub table: &'a str,
+    /// The namespace.
+    pub namespace: &'a str,
     /// The clock that the keepers count on.
     pub clock: Arc<dyn Clock>,
-    /// A connection that is open.
-    pub first: C,
-    /// Opens further connections.
-    pub connect: Box<dyn Fn(Duration) -> Result<C, Error> + Send + Sync>,
-    /// The statements.
-    pub sql: TableSql<C::Dialect>,
 }
 
 impl<C: TableConnection> TableStore<C> {
-    /// Makes the store. Opens, keeps and ends a session, and writes and removes an entry: a missing right shows.
+    /// Opens a table. `connector` returns what opens connections, and `find` returns the table with its schema, and makes
+    /// it if it is not there. A session is opened, kept and ended, and an entry written and removed: a missing right shows.
     ///
     /// # Errors
-    /// The server refuses a statement.
-    pub fn new(parts: TableParts<C>) -> Result<Self, Error> {
-        let pool = Pool::of(&parts.options);
+    /// Those of the functions, or the server refuses a statement.
+    pub fn open(
+        parts: TableParts<'_>,
+        connector: impl FnOnce(&Server, &Arc<Counts>) -> Result<ConnectTable<C>, Error>,
+        find: impl FnOnce(&mut C, &TableName, Duration) -> Result<(C::Dialect, TableName), Error>,
+    ) -> Result<RegisterProvider<Self>, Error> {
+        let backend = parts.backend;
+        let opened = Self::open_parts(parts, connector, find);
+        opened.map_err(|error| error.with_backend(backend))
+    }
+
+    fn open_parts(
+        parts: TableParts<'_>,
+        connector: impl FnOnce(&Server, &Arc<Counts>) -> Result<ConnectTable<C>, Error>,
+        find: impl FnOnce(&mut C, &TableName, Duration) -> Result<(C::Dialect, TableName), Error>,
+    ) -> Result<RegisterProvider<Self>, Error> {
+        let (options, namespace) = (parts.options, parts.namespace);
+        let server = Server::new(parts.protocol, &options.endpoint);
+        let counts = Arc::<Counts>::default();
+        let connect = connector(&server, &counts)?;
+        let mut first = connect(options.connect_timeout)?;
+        let wanted = TableName::parse(parts.table)?;
+        let (dialect, table) = find(&mut first, &wanted, options.attempt_time())?;
+        let name = table.to_string();
+        let keys = [
+            ("locks", "table"),
+            ("table", &name),
+            ("namespace", namespace),
+        ];
+        let pool = Pool::of(options);
         if let Some(mut slot) = pool.try_checkout() {
-            slot.connection = Some(parts.first);
+            slot.connection = Some(first);
         }
         let store = Self {
             backend: parts.backend,
-            location: parts.location,
-            options: parts.options,
-            server: parts.server,
-            counts: parts.counts,
-            clock: parts.clock,
+            location: options.location(parts.backend, parts.database, &keys),
+            options: options.clone(),
+            server,
+            counts,
+            clock: Arc::clone(&parts.clock),
             pool,
-            connect: parts.connect,
-            sql: parts.sql,
+            connect,
+            sql: TableSql::new(dialect, &table, namespace),
         };
         store.rehearse()?;
-        Ok(store)
+        RegisterProvider::new(store, parts.clock)
     }
 
     fn rehearse(&self) -> Result<(), Error> {
@@ -177,34 +208,24 @@ impl<C: TableConnection> TableStore<C> {
         call: Call<'_>,
         mut work: impl FnMut(&mut C, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let is_cancelled = || call.cancel.is_some_and(CancelToken::is_cancelled);
-        if is_cancelled() {
+        if call.cancel.is_some_and(CancelToken::is_cancelled) {
             let error = Error::not_sent("the call was cancelled before it was sent");
             return Err(Failure::NotSent(error));
         }
         let longest = self.options.response_timeout;
         let left = call.deadline.saturating_since(self.clock.now());
-        let mut slot = self.pool.checkout(left.min(longest)).ok_or_else(|| {
-            Failure::NotSent(self.server.exhausted(self.options.pool_size, "", ""))
-        })?;
+        let slot = self.pool.checkout(left.min(longest));
+        let mut slot = slot.ok_or_else(|| self.pool.exhausted("", ""))?;
         let (clock, connect) = (&*self.clock, &*self.connect);
         slot.run(clock, call.deadline, connect, |connection, limit| {
-            let closer = call
-                .cancel
-                .map(|cancel| cancel.on_cancel(connection.closer()));
-            let result = work(connection, limit.min(longest));
-            drop(closer);
-            // The connection may be closed at any moment.
-            match is_cancelled() {
-                true => Err(unknown("the call was cancelled before a reply came")),
+            let close = Some(connection.closer());
+            let result =
+                until_cancelled(call.cancel, close, || work(connection, limit.min(longest)));
+            result.map_err(|failure| match failure {
                 // The server may have carried the statements out before it closed the connection.
-                false => result.map_err(|failure| match failure {
-                    Failure::Closed(error) => {
-                        Failure::Unanswered(self.server.cut().with_source(error))
-                    }
-                    failure => failure,
-                }),
-            }
+                Failure::Closed(error) => Failure::Unanswered(self.server.cut().with_source(error)),
+                failure => failure,
+            })
         })
     }
 

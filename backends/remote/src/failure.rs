@@ -216,13 +216,4 @@ impl Server {
         };
         Error::new(ErrorKind::PermissionDenied, text)
     }
-
-    /// Returns the error of a pool whose connections are all in use. `users` says what uses them, and
-    /// `advice` what to do.
-    pub fn exhausted(&self, pool_size: u32, users: &str, advice: &str) -> Error {
-        let text = format!(
-            "all {pool_size} connections to the server are in use{users}; raise `pool_size`{advice}"
-        );
-        Error::new(ErrorKind::PoolExhausted, text)
-    }
 }

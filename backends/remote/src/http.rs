@@ -4,7 +4,7 @@
 //! ignores the caller's deadline. Its errors would not tell whether a request was sent.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -90,6 +90,12 @@ impl Http {
     /// Returns the socket.
     pub fn socket(&self) -> &Arc<TcpStream> {
         self.reader.get_ref().socket()
+    }
+
+    /// Returns a function that closes the connection from another thread, also during a wait for a reply.
+    pub fn closer(&self) -> impl Fn() + Send + Sync + 'static {
+        let socket = Arc::clone(self.socket());
+        move || drop(socket.shutdown(Shutdown::Both))
     }
 
     /// Returns whether the connection is open, stays so, and nothing waits to be read.

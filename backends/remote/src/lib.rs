@@ -4,6 +4,7 @@
 //! capabilities, and its interface for operators.
 
 mod backoff;
+mod cancel;
 mod connect;
 mod counts;
 mod exchange;
@@ -13,6 +14,7 @@ mod grace;
 mod holder;
 mod http;
 pub mod keys;
+mod members;
 mod options;
 mod pool;
 mod signals;
@@ -24,6 +26,7 @@ mod tls;
 mod transport;
 
 pub use backoff::Backoff;
+pub use cancel::{cancelled, until_cancelled};
 pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 pub use counts::{Counts, OpenConnection};
 pub use exchange::{MAX_REPLY, is_too_long};
@@ -35,6 +38,7 @@ pub use findings::{connections_finding, restart_finding};
 pub use grace::RestartGrace;
 pub use holder::host_name;
 pub use http::{Http, HttpReply};
+pub use members::{Member, Members};
 pub use options::{Endpoint, RemoteOptions, given_once};
 pub use pool::{Connection, Found, Pool, PooledConn, WaitPermit};
 pub use signals::without_signals;

@@ -65,6 +65,8 @@ impl fmt::Display for Endpoint {
 pub struct RemoteOptions {
     /// The address of the server.
     pub endpoint: Endpoint,
+    /// The addresses of further members of the server's cluster, in the order in which they are tried.
+    pub further: Vec<Endpoint>,
     /// The user to log in as.
     pub user: Option<String>,
     /// The password to log in with.
@@ -92,6 +94,7 @@ impl fmt::Debug for RemoteOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteOptions")
             .field("endpoint", &self.endpoint)
+            .field("further", &self.further)
             .field("tls", &self.tls)
             .field("user", &self.user)
             .field("password", &self.password.as_ref().map(|_| "***"))
@@ -105,6 +108,7 @@ impl RemoteOptions {
     pub fn new(endpoint: Endpoint) -> Self {
         Self {
             endpoint,
+            further: Vec::new(),
             user: None,
             password: None,
             tls: false,
@@ -118,6 +122,36 @@ impl RemoteOptions {
         }
     }
 
+    /// Reads a URL that may name several members of a cluster, and the keys as [`read`](Self::read) does. The schemes and
+    /// the default ports are those without and with TLS.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUrl`] for a URL without a host, and those of `read`.
+    pub fn of_cluster(
+        context: &OpenContext<'_>,
+        [plain, encrypted]: [&str; 2],
+        [port, tls_port]: [u16; 2],
+    ) -> Result<Self, Error> {
+        let url = context.url();
+        let is_tls = url.scheme() == encrypted;
+        let default_port = if is_tls { tls_port } else { port };
+        let mut endpoints = Endpoint::all_of_url(url, default_port).into_iter();
+        let Some(first) = endpoints.next() else {
+            let text = format!("the URL names no host; write {plain}://127.0.0.1:{port}");
+            return Err(Error::new(ErrorKind::InvalidUrl, text));
+        };
+        let options = Self {
+            further: endpoints.collect(),
+            ..Self::new(first)
+        };
+        options.read(context, is_tls, &format!("write {encrypted}:// instead"))
+    }
+
+    /// Returns the addresses of all members.
+    pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+        [&self.endpoint].into_iter().chain(&self.further)
+    }
+
     /// Returns the URL of the server with a database and keys, and without secrets: see
     /// [`StoreInfo::location`](lockkeeper_core::StoreInfo::location).
     pub fn location(&self, scheme: &str, db: Option<&str>, keys: &[(&str, &str)]) -> String {
@@ -129,9 +163,10 @@ impl RemoteOptions {
                 let keys: Vec<_> = keys.chain(db.map(|db| ("db", db))).collect();
                 StoreUrl::location(&format!("{scheme}:"), "", &keys)
             }
-            tcp => {
+            Endpoint::Tcp { .. } => {
                 let path = db.map(|db| format!("/{db}")).unwrap_or_default();
-                StoreUrl::location(&format!("{scheme}://{tcp}"), &path, keys)
+                let hosts: Vec<_> = self.endpoints().map(ToString::to_string).collect();
+                StoreUrl::location(&format!("{scheme}://{}", hosts.join(",")), &path, keys)
             }
         }
     }

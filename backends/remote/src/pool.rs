@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Clock, Error, HostInstant};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::failure::{Failure, no_time};
@@ -33,6 +33,7 @@ pub trait Connection {
 }
 
 struct Shared<C> {
+    size: u32,
     state: Mutex<State<C>>,
     slot_freed: Condvar,
     /// Another slot is free beside the one that was freed.
@@ -102,6 +103,7 @@ impl<C> Pool<C> {
 
     fn giving_back(size: u32, most_idle: usize, give_back: fn(C)) -> Self {
         Self(Arc::new(Shared {
+            size,
             state: Mutex::new(State {
                 free: (0..size).map(|_| None).collect(),
                 waiting: 0,
@@ -128,6 +130,15 @@ impl<C> Pool<C> {
         let no_slot = |state: &mut State<_>| state.free.is_empty();
         self.0.slot_freed.wait_while_for(&mut state, no_slot, limit);
         self.take(&mut state)
+    }
+
+    /// Returns the failure of a caller that found no slot. `users` says what uses the connections, and `advice` what to do.
+    pub fn exhausted(&self, users: &str, advice: &str) -> Failure {
+        let text = format!(
+            "all {} connections to the server are in use{users}; raise `pool_size`{advice}",
+            self.0.size
+        );
+        Failure::NotSent(Error::new(ErrorKind::PoolExhausted, text))
     }
 
     /// Returns a slot as soon as one is free beside another, within `limit`. In a pool of several slots,
@@ -333,6 +344,31 @@ impl<C: Connection> PooledConn<C> {
                     self.connection = Some(connection);
                     return result;
                 }
+            }
+        }
+    }
+
+    /// Runs `work` as [`run`](Self::run) does, on up to `tries` connections in turn: after [`Failure::Closed`], the next
+    /// one leads to another member of a cluster.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_on_members<T>(
+        &mut self,
+        tries: usize,
+        clock: &dyn Clock,
+        deadline: HostInstant,
+        connect: impl Fn(Duration) -> Result<C, Error>,
+        mut work: impl FnMut(&mut C, Duration) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut left = tries;
+        loop {
+            let result = self.run(clock, deadline, &connect, &mut work);
+            left = left.saturating_sub(1);
+            let is_over = left == 0 || clock.now() >= deadline;
+            match result {
+                Err(Failure::Closed(_)) if !is_over => {}
+                result => return result,
             }
         }
     }

@@ -163,11 +163,10 @@ impl<C: SessionConnection> SessionStore<C> {
     fn exhausted(&self) -> Failure {
         let hold = self.sessions.count();
         let wait = self.pool.waiting();
-        Failure::NotSent(self.link.server.exhausted(
-            self.options.pool_size,
+        self.pool.exhausted(
             &format!(": {hold} hold locks and {wait} wait for one"),
             " (and the server's `max_connections`), or wait for fewer names at once",
-        ))
+        )
     }
 
     /// Runs `work` on the connection of a slot, which `connect` opens if there is none: see [`PooledConn::run`].

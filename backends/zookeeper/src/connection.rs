@@ -8,11 +8,13 @@ mod notices;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Counts, Failure, MAX_REPLY, OpenConnection, Server, Stream, is_timeout};
+use lockkeeper_remote::{
+    Counts, Failure, MAX_REPLY, Members, OpenConnection, Server, Stream, is_timeout,
+};
 
 use crate::wire::{Decoder, Reply, Request};
 pub(crate) use notices::Notices;
@@ -26,23 +28,14 @@ const AUTH: i32 = -4;
 const CHUNK: usize = 32 << 10;
 
 /// What the connections of a provider share.
-#[derive(Debug, Default)]
 pub(crate) struct Learned {
-    /// The member that is asked first: this number modulo the number of members. It only grows.
-    preferred: AtomicUsize,
+    pub(crate) members: Members,
     /// The last transaction that any member has told of.
     zxid: AtomicI64,
     pub(crate) counts: Arc<Counts>,
 }
 
 impl Learned {
-    /// Makes the next connection use another member than this one.
-    fn avoid(&self, member: usize) {
-        let (set, next) = (Ordering::Relaxed, member.wrapping_add(1));
-        // It fails if another thread has done so.
-        let _ = self.preferred.compare_exchange(member, next, set, set);
-    }
-
     fn zxid(&self) -> i64 {
         self.zxid.load(Ordering::Acquire)
     }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{Driver, Error, ErrorKind, KeySpec, LockProvider, OpenContext};
+use lockkeeper_core::{Driver, Error, KeySpec, LockProvider, OpenContext};
 use lockkeeper_register::RegisterProvider;
+use lockkeeper_remote::RemoteOptions;
 use lockkeeper_remote::keys::{
     CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, RESPONSE_TIMEOUT, USER,
 };
-use lockkeeper_remote::{Endpoint, RemoteOptions};
 
 use crate::{BACKEND, ZooKeeperOptions, ZooKeeperStore};
 
@@ -78,15 +78,7 @@ impl Driver for ZooKeeperDriver {
 }
 
 fn options(context: &OpenContext<'_>) -> Result<ZooKeeperOptions, Error> {
-    let url = context.url();
-    let members = Endpoint::all_of_url(url, ZooKeeperOptions::DEFAULT_PORT);
-    let Some(first) = members.first().cloned() else {
-        return Err(Error::new(
-            ErrorKind::InvalidUrl,
-            "the URL names no host; write zookeeper://127.0.0.1:2181",
-        ));
-    };
-    let is_tls = url.scheme() == "zookeepers";
-    let remote = RemoteOptions::new(first).read(context, is_tls, "write zookeepers:// instead")?;
-    Ok(ZooKeeperOptions::new(remote, members).chroot(url.path()))
+    let ports = [ZooKeeperOptions::DEFAULT_PORT; 2];
+    let remote = RemoteOptions::of_cluster(context, ["zookeeper", "zookeepers"], ports)?;
+    Ok(ZooKeeperOptions::new(remote).chroot(context.url().path()))
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{Error, Finding};
 use lockkeeper_register::Call;
-use lockkeeper_remote::{Failure, nothing_granted, senseless};
+use lockkeeper_remote::{Failure, Member, nothing_granted, senseless};
 
 use crate::connection::link::SESSION;
 use crate::store::ZooKeeperStore;
@@ -32,12 +32,11 @@ pub(crate) fn examine(store: &ZooKeeperStore, call: Call<'_>) -> Result<Vec<Find
 }
 
 /// Asks each member that the URL names for its state. Without it, the answer is `None` for a member that does not tell.
-fn states(store: &ZooKeeperStore, call: Call<'_>) -> Vec<(String, Result<Option<String>, Error>)> {
-    let connector = &store.link.connector;
-    let members = store.options.members.iter().enumerate();
-    let ask = |number| {
+fn states(store: &ZooKeeperStore, call: Call<'_>) -> Vec<State> {
+    let connect_timeout = store.options.remote.connect_timeout;
+    let ask = |member: &Member| {
         let share = store.link.left(call.deadline) / 2;
-        let (mut stream, server) = connector.dial(number, share)?;
+        let (mut stream, server) = (member.dial(share.min(connect_timeout))?, member.server());
         stream.begin(share);
         let mut said = String::new();
         let asked = stream.write_all(b"srvr").and_then(|()| stream.flush());
@@ -45,14 +44,15 @@ fn states(store: &ZooKeeperStore, call: Call<'_>) -> Vec<(String, Result<Option<
         read.map_err(|error| server.cut().with_source(error))?;
         Ok(said.contains("Mode: ").then_some(said))
     };
+    let members = store.link.connector.members().iter();
     members
-        .map(|(number, member)| (member.to_string(), ask(number)))
+        .map(|member| (member.server().address().to_owned(), ask(member)))
         .collect()
 }
 
-type Member = (String, Result<Option<String>, Error>);
+type State = (String, Result<Option<String>, Error>);
 
-fn told(member: &Member) -> Option<&str> {
+fn told(member: &State) -> Option<&str> {
     member.1.as_ref().ok()?.as_deref()
 }
 
@@ -62,7 +62,7 @@ fn field<'a>(said: &'a str, name: &str) -> &'a str {
     value.map_or("unknown", str::trim)
 }
 
-fn version(members: &[Member]) -> Finding {
+fn version(members: &[State]) -> Finding {
     let topic = "version";
     let said = members.iter().find_map(told);
     match said {
@@ -80,7 +80,7 @@ fn version(members: &[Member]) -> Finding {
     }
 }
 
-fn modes(members: &[Member]) -> Vec<Finding> {
+fn modes(members: &[State]) -> Vec<Finding> {
     let topic = "members";
     let mut findings = Vec::new();
     let count = members.len();
@@ -93,7 +93,7 @@ fn modes(members: &[Member]) -> Vec<Finding> {
         ));
     }
     let of_mode = |mode: &str| {
-        let is_so = |member: &&Member| told(member).is_some_and(|it| field(it, "Mode:") == mode);
+        let is_so = |member: &&State| told(member).is_some_and(|it| field(it, "Mode:") == mode);
         members.iter().filter(is_so).collect::<Vec<_>>()
     };
     let (alone, leaders) = (of_mode("standalone"), of_mode("leader"));

@@ -1,16 +1,12 @@
 //! The options of a ZooKeeper ensemble.
 
-use std::fmt;
-
 use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Endpoint, RemoteOptions, remote_setters};
 
 /// Where the members of an ensemble are, and how to talk to them. `Debug` shows no password.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ZooKeeperOptions {
     pub(crate) remote: RemoteOptions,
-    /// All members, in the order in which they are tried.
-    pub(crate) members: Vec<Endpoint>,
     /// The path below which all nodes are: empty, or `/A/B`.
     pub(crate) chroot: String,
 }
@@ -19,24 +15,22 @@ impl ZooKeeperOptions {
     /// The port of a ZooKeeper server for clients by default.
     pub const DEFAULT_PORT: u16 = 2181;
 
-    pub(crate) fn new(remote: RemoteOptions, members: Vec<Endpoint>) -> Self {
+    pub(crate) fn new(remote: RemoteOptions) -> Self {
         Self {
             remote,
-            members,
             chroot: String::new(),
         }
     }
 
     /// Makes the options of an ensemble of which one member is at a host and port.
     pub fn tcp(host: impl Into<String>, port: u16) -> Self {
-        let member = Endpoint::tcp(host, port);
-        Self::new(RemoteOptions::new(member.clone()), vec![member])
+        Self::new(RemoteOptions::new(Endpoint::tcp(host, port)))
     }
 
     /// Adds another member, which is asked while those before it are out of reach or without a leader.
     #[must_use]
     pub fn member(mut self, host: impl Into<String>, port: u16) -> Self {
-        self.members.push(Endpoint::tcp(host, port));
+        self.remote.further.push(Endpoint::tcp(host, port));
         self
     }
 
@@ -78,15 +72,5 @@ impl ZooKeeperOptions {
             );
         }
         Ok(())
-    }
-}
-
-impl fmt::Debug for ZooKeeperOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZooKeeperOptions")
-            .field("remote", &self.remote)
-            .field("members", &self.members)
-            .field("chroot", &self.chroot)
-            .finish_non_exhaustive()
     }
 }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    CancelToken, Capabilities, Capability, Clock, Error, ErrorKind, Finding, LeaseVerifier,
-    StoreInfo, StoreUrl, Usage,
+    Capabilities, Capability, Clock, Error, ErrorKind, Finding, LeaseVerifier, StoreInfo, Usage,
 };
 use lockkeeper_register::{Call, Entry, Key, Read, RegisterStore, SessionId, Version, View, Write};
 use lockkeeper_remote::{Failure, nothing_granted, senseless};
@@ -220,11 +219,9 @@ impl StoreInfo for ZooKeeperStore {
     }
 
     fn location(&self) -> String {
-        let options = &self.options;
-        let members: Vec<_> = options.members.iter().map(ToString::to_string).collect();
-        let query = [("namespace", self.namespace.as_str())];
-        let server = format!("zookeeper://{}", members.join(","));
-        StoreUrl::location(&server, &options.chroot, &query)
+        let (options, query) = (&self.options, [("namespace", self.namespace.as_str())]);
+        let chroot = options.chroot.strip_prefix('/');
+        options.remote.location(BACKEND, chroot, &query)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -345,14 +342,8 @@ impl ZooKeeperStore {
             Some(seen) => entry(reply)?.is_some_and(|entry| entry.version == seen),
             None => reply.stat()?.is_none(),
         };
-        let _registered = waiter.wake_on(call.cancel);
-        let is_cancelled = || call.cancel.is_some_and(CancelToken::is_cancelled);
-        while is_seen && !waiter.is_due() && !is_cancelled() {
-            let left = self.link.left(call.deadline);
-            if left.is_zero() {
-                break;
-            }
-            waiter.park(left);
+        if is_seen {
+            waiter.wait(self.link.left(call.deadline), call.cancel);
         }
         Ok(())
     }

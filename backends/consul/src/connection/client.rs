@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, HostInstant};
 use lockkeeper_register::Call;
-use lockkeeper_remote::{Endpoint, Failure, HttpReply, Pool, PooledConn, Server};
+use lockkeeper_remote::{Failure, HttpReply, Pool};
 
 use super::connector::Connector;
 use super::{Connection, Request};
@@ -52,20 +52,13 @@ impl Client {
     ) -> Result<HttpReply, Failure> {
         let Some(mut slot) = self.pool.checkout(self.left(call.deadline)) else {
             let advice = ", or hold and acquire fewer locks at the same time";
-            let server = Server::new("Consul", &Endpoint::tcp("", 0));
-            let error = server.exhausted(self.pool_size, "", advice);
-            return Err(Failure::NotSent(error));
+            return Err(self.pool.exhausted("", advice));
         };
-        let mut untried = self.connector.agents();
-        loop {
-            let answer = self.run(&mut slot, request, call, self.response_timeout);
-            untried = untried.saturating_sub(1);
-            let is_over = untried == 0 || self.left(call.deadline).is_zero();
-            match answer {
-                Err(Failure::Closed(_)) if !is_over => {}
-                answer => return answer,
-            }
-        }
+        let agents = self.connector.learned.agents.all().len();
+        let connect = |left| self.connector.connect(left);
+        slot.run_on_members(agents, &*self.clock, call.deadline, connect, |it, left| {
+            it.call(request, left.min(self.response_timeout), call.cancel)
+        })
     }
 
     /// Sends a request whose reply comes when something has changed. `None` if waiting callers use all connections but
@@ -82,20 +75,10 @@ impl Client {
             false => &self.pool,
         };
         let (mut slot, _permit) = pool.checkout_to_wait(Duration::ZERO, || false)?;
-        Some(self.run(&mut slot, request, call, Duration::MAX))
-    }
-
-    fn run(
-        &self,
-        slot: &mut PooledConn<Connection>,
-        request: Request<'_>,
-        call: Call<'_>,
-        longest: Duration,
-    ) -> Result<HttpReply, Failure> {
         let connect = |left| self.connector.connect(left);
-        slot.run(&*self.clock, call.deadline, connect, |connection, left| {
-            connection.call(request, left.min(longest), call.cancel)
-        })
+        Some(slot.run(&*self.clock, call.deadline, connect, |it, left| {
+            it.call(request, left, call.cancel)
+        }))
     }
 
     /// Returns the time until a deadline.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Clock, Error, ErrorKind, HostInstant};
-use lockkeeper_remote::{Endpoint, Failure, Pool, PooledConn, Server};
+use lockkeeper_remote::{Failure, Pool, PooledConn};
 use serde_json::Value;
 
 use super::Connection;
@@ -18,7 +18,6 @@ use crate::wire::{Found, range};
 pub(crate) struct Client {
     pub(crate) connector: Connector,
     pool: Pool<Connection>,
-    pool_size: u32,
     attempt: Duration,
     response_timeout: Duration,
     pub(crate) clock: Arc<dyn Clock>,
@@ -39,7 +38,6 @@ impl Client {
         Ok(Self {
             connector: Connector::new(options)?,
             pool: Pool::new(remote.pool_size),
-            pool_size: remote.pool_size,
             attempt: remote.attempt_time(),
             response_timeout: remote.response_timeout,
             clock,
@@ -60,26 +58,17 @@ impl Client {
         until: HostInstant,
         cancel: Option<&CancelToken>,
     ) -> Result<Value, Failure> {
-        let left = || until.saturating_since(self.clock.now());
-        let Some(mut slot) = self.pool.checkout(left()) else {
+        let left = until.saturating_since(self.clock.now());
+        let Some(mut slot) = self.pool.checkout(left) else {
             let advice = ", or hold and acquire fewer locks at the same time";
-            let server = Server::new("etcd", &Endpoint::tcp("", 0));
-            let error = server.exhausted(self.pool_size, "", advice);
-            return Err(Failure::NotSent(error));
+            return Err(self.pool.exhausted("", advice));
         };
         // A member that has forgotten the login is asked again.
-        let mut untried = self.connector.members.len().max(2);
-        loop {
-            let connect = |left| self.connector.connect(left);
-            let answer = slot.run(&*self.clock, until, connect, |connection, left| {
-                connection.call(path, body, left.min(self.response_timeout), cancel)
-            });
-            untried = untried.saturating_sub(1);
-            match answer {
-                Err(Failure::Closed(_)) if untried > 0 && !left().is_zero() => {}
-                answer => return answer,
-            }
-        }
+        let tries = self.connector.members().len().max(2);
+        let connect = |left| self.connector.connect(left);
+        slot.run_on_members(tries, &*self.clock, until, connect, |connection, left| {
+            connection.call(path, body, left.min(self.response_timeout), cancel)
+        })
     }
 
     /// Writes a transaction into an idle connection, without a wait. `None` if there is no such connection, or its socket

@@ -7,18 +7,18 @@ use std::time::Duration;
 use lockkeeper_core::{Error, ErrorKind};
 
 use super::Connection;
-use super::connector::{Connector, Member};
+use super::connector::{Connector, EtcdMember};
 
 impl Connector {
     /// Compares the clusters of all members that are in reach, within `limit`.
     pub(crate) fn compare_clusters(&self, limit: Duration) -> Result<(), Error> {
-        if self.members.len() == 1 {
+        if self.members().len() == 1 {
             return Ok(());
         }
-        let is_unknown = |member: &&Member| member.cluster.load(Ordering::Relaxed) == 0;
+        let is_unknown = |member: &&EtcdMember| member.learned.load(Ordering::Relaxed) == 0;
         // All members are asked at the same time, so that several silent members take the time of one.
         let answers: Vec<_> = thread::scope(|scope| {
-            let unknown = self.members.iter().filter(is_unknown);
+            let unknown = self.members().iter().filter(is_unknown);
             let asked: Vec<_> = unknown
                 .map(|member| {
                     let ask = move || self.cluster_of(member, limit);
@@ -34,7 +34,7 @@ impl Connector {
         answers.try_for_each(|(member, cluster)| self.check_cluster(member, cluster))
     }
 
-    fn cluster_of(&self, member: &Member, limit: Duration) -> Result<u64, Error> {
+    fn cluster_of(&self, member: &EtcdMember, limit: Duration) -> Result<u64, Error> {
         let told = self.ask(member, None, limit, Connection::cluster);
         Ok(told?.1)
     }
@@ -43,12 +43,12 @@ impl Connector {
     ///
     /// A new cluster may have replaced the former one at its addresses. So a silent member of the former cluster is
     /// ignored if this member was in that cluster as well.
-    pub(super) fn check_cluster(&self, member: &Member, cluster: u64) -> Result<(), Error> {
+    pub(super) fn check_cluster(&self, member: &EtcdMember, cluster: u64) -> Result<(), Error> {
         let order = Ordering::Relaxed;
-        let former = member.cluster.load(order);
+        let former = member.learned.load(order);
         let mut told = vec![(member, cluster)];
-        for other in &self.members {
-            let known = other.cluster.load(order);
+        for other in self.members() {
+            let known = other.learned.load(order);
             if std::ptr::eq(other, member) || [0, cluster].contains(&known) {
                 continue;
             }
@@ -59,14 +59,14 @@ impl Connector {
             }
         }
         for (member, cluster) in told {
-            member.cluster.store(cluster, order);
+            member.learned.store(cluster, order);
         }
         Ok(())
     }
 }
 
-fn other_cluster(member: &Member, other: &Member) -> Error {
-    let (host, other) = (&member.host, &other.host);
+fn other_cluster(member: &EtcdMember, other: &EtcdMember) -> Error {
+    let [host, other] = [member, other].map(|it| it.server().address());
     let text = format!(
         "the etcd servers at {host} and {other} are of two clusters; name the members of one cluster in the URL, and restart the program if the cluster was replaced"
     );

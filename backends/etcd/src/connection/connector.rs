@@ -2,11 +2,12 @@
 
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Dialer, Endpoint, Http, Server, senseless};
+use lockkeeper_remote::{Http, Member, Members, senseless};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{Connection, Learned};
@@ -20,33 +21,23 @@ const NO_HANDSHAKE: [u8; 10] = [22, 3, 1, 0, 5, 1, 0, 0, 1, 0];
 /// The first byte of TLS's alerts.
 const ALERT: u8 = 21;
 
-/// A member of the cluster.
-pub(super) struct Member {
-    dialer: Dialer,
-    server: Server,
-    /// The id of the member's cluster, as the member told it last; 0 if unknown.
-    pub(super) cluster: AtomicU64,
-    /// The host in the head of a request.
-    pub(super) host: String,
-}
+/// A member of the cluster: see [`EtcdMembers`](super::EtcdMembers).
+pub(super) type EtcdMember = Member<AtomicU64>;
 
-impl Member {
-    /// Returns whether the member replies to an invalid handshake as TLS does.
-    fn speaks_tls(&self) -> bool {
-        let Ok(mut stream) = self.dialer.dial(&self.server, ASIDE_CONNECT_TIME) else {
-            return false;
-        };
-        stream.begin(ASIDE_CONNECT_TIME);
-        let mut first = [0];
-        let sent = stream.write_all(&NO_HANDSHAKE);
-        let read = sent.and_then(|()| stream.read_exact(&mut first));
-        read.is_ok() && first == [ALERT]
-    }
+/// Returns whether the member replies to an invalid handshake as TLS does.
+fn speaks_tls(member: &EtcdMember) -> bool {
+    let Ok(mut stream) = member.dial(ASIDE_CONNECT_TIME) else {
+        return false;
+    };
+    stream.begin(ASIDE_CONNECT_TIME);
+    let mut first = [0];
+    let sent = stream.write_all(&NO_HANDSHAKE);
+    let read = sent.and_then(|()| stream.read_exact(&mut first));
+    read.is_ok() && first == [ALERT]
 }
 
 /// The members of a cluster, and how to connect to them.
 pub(crate) struct Connector {
-    pub(super) members: Vec<Member>,
     login: Option<Value>,
     /// With TLS: whether a member has replied.
     tls: Option<Arc<AtomicBool>>,
@@ -57,69 +48,48 @@ pub(crate) struct Connector {
 impl Connector {
     pub(crate) fn new(options: &EtcdOptions) -> Result<Self, Error> {
         let remote = &options.remote;
-        let member = |endpoint: &Endpoint| {
-            Ok(Member {
-                dialer: Dialer::new(&remote.at(endpoint.clone()))?,
-                server: Server::new("etcd", endpoint),
-                cluster: AtomicU64::default(),
-                host: endpoint.to_string(),
-            })
-        };
-        let members = options.members.iter().map(member);
         let login = remote.user.as_ref().zip(remote.password.as_ref());
         Ok(Self {
-            members: members.collect::<Result<_, Error>>()?,
             login: login.map(|(name, password)| json!({ "name": name, "password": password })),
             tls: remote.tls.then(Arc::default),
             limit: remote.connect_timeout,
-            learned: Arc::default(),
+            learned: Arc::new(Learned {
+                members: Members::new("etcd", remote)?,
+                token: Mutex::default(),
+                counts: Arc::default(),
+            }),
         })
     }
+
+    pub(super) fn members(&self) -> &[EtcdMember] {
+        self.learned.members.all()
+    }
+
     /// Opens a connection to the first member that takes it, within `left` and the connect timeout.
     pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
-        let limit = left.min(self.limit);
-        let began = Instant::now();
-        let mut failed = None;
-        for untried in (1..=self.members.len()).rev() {
-            let preferred = self.learned.preferred.load(Ordering::Relaxed);
-            let Some(member) = self.members.get(preferred % self.members.len()) else {
-                break;
-            };
-            match self.connect_to(member, preferred, share(limit, began, untried)) {
-                Ok(connection) => return Ok(connection),
-                Err(error) => {
-                    self.learned.avoid(preferred);
-                    if !error.is_retryable() {
-                        return Err(error);
-                    }
-                    failed = failed.or(Some(error));
-                }
-            }
-        }
-        Err(failed.unwrap_or_else(senseless))
+        let members = &self.learned.members;
+        members.connect(left, |member, number, limit| {
+            self.connect_to(member, number, limit)
+        })
     }
 
     /// Asks all members for their status. Each has a share of `limit` to connect and reply.
     pub(crate) fn statuses(&self, limit: Duration) -> Vec<(&str, Result<Value, Error>)> {
-        let began = Instant::now();
-        let numbered = self.members.iter().zip((1..=self.members.len()).rev());
-        let told = numbered.map(|(member, untried)| {
-            let share = share(limit, began, untried).min(self.limit);
-            let status = self.ask(member, None, share, Connection::status);
-            (&*member.host, status.map(|(_, status)| status))
-        });
-        told.collect()
+        self.learned.members.ask_all(limit, |member, share| {
+            let status = self.ask(member, None, share.min(self.limit), Connection::status);
+            (member.server().address(), status.map(|(_, status)| status))
+        })
     }
 
     /// Opens a connection to a member, unless it is of another cluster than the others.
     fn connect_to(
         &self,
-        member: &Member,
+        member: &EtcdMember,
         number: usize,
         limit: Duration,
     ) -> Result<Connection, Error> {
         let began = Instant::now();
-        if self.members.len() > 1 {
+        if self.members().len() > 1 {
             let asked = self.ask(member, Some(number), limit, Connection::cluster);
             let (connection, cluster) = asked?;
             self.check_cluster(member, cluster)?;
@@ -136,7 +106,7 @@ impl Connector {
     /// login, the connection logs in again.
     pub(super) fn ask<T>(
         &self,
-        member: &Member,
+        member: &EtcdMember,
         number: Option<usize>,
         limit: Duration,
         request: impl Fn(&mut Connection, Duration) -> Result<T, Error>,
@@ -155,7 +125,7 @@ impl Connector {
     /// Opens a connection to a member, and logs in if that is wanted.
     fn log_in_to(
         &self,
-        member: &Member,
+        member: &EtcdMember,
         number: Option<usize>,
         limit: Duration,
     ) -> Result<Connection, Error> {
@@ -191,17 +161,14 @@ impl Connector {
 
     fn open(
         &self,
-        member: &Member,
+        member: &EtcdMember,
         number: Option<usize>,
         limit: Duration,
     ) -> Result<Connection, Error> {
-        if limit.is_zero() {
-            return Err(member.server.no_time_to_connect());
-        }
         let to_connect = number.map_or(limit.min(ASIDE_CONNECT_TIME), |_| limit);
-        let stream = member.dialer.dial(&member.server, to_connect)?;
-        let server = member.server.clone();
-        let http = Http::new(stream, server.clone(), &member.host, self.tls.clone());
+        let stream = member.dial(to_connect)?;
+        let server = member.server().clone();
+        let http = Http::new(stream, server.clone(), server.address(), self.tls.clone());
         let mut connection = Connection {
             http,
             open: self.learned.counts.add_connection(),
@@ -223,18 +190,13 @@ impl Connector {
         if self.tls.is_some() || error.is_unreachable() || !error.is_retryable() {
             return error;
         }
-        match self.members.iter().find(|member| member.speaks_tls()) {
+        match self.members().iter().find(|member| speaks_tls(member)) {
             None => error,
             Some(member) => {
-                let server = &member.server;
+                let server = member.server();
                 let text = format!("{server} speaks TLS; write etcds:// instead of etcd://");
                 Error::new(ErrorKind::Incompatible, text).with_source(error)
             }
         }
     }
-}
-
-/// Returns the share of one of the `untried` members in the rest of `limit`.
-fn share(limit: Duration, began: Instant, untried: usize) -> Duration {
-    limit.saturating_sub(began.elapsed()) / u32::try_from(untried).unwrap_or(u32::MAX)
 }

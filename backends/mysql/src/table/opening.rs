@@ -1,10 +1,10 @@
 //! Finds or makes the table, and checks whether locks can rely on it.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{Error, ErrorKind, Finding};
-use lockkeeper_register::table::TableName;
+use lockkeeper_register::table::{TableName, server_findings};
 use lockkeeper_remote::{Failure, nothing_granted, senseless};
 
 use super::TextConnection;
@@ -12,14 +12,12 @@ use crate::connection::opening::numbers;
 use crate::failure::incompatible;
 use crate::statements::dialect::Dialect;
 
-/// The comment of a table, by which a later version knows how the table is made.
-const COMMENT: &str = "lockkeeper 1";
-
 /// Returns the statement that makes a table.
 fn migration(table: &TableName) -> String {
     format!(
-        "CREATE TABLE {} (namespace VARBINARY(512) NOT NULL, name VARBINARY(544) NOT NULL, version BIGINT NOT NULL, value MEDIUMBLOB NOT NULL, ends DATETIME(6), PRIMARY KEY (namespace, name)) ENGINE=InnoDB ROW_FORMAT=DYNAMIC COMMENT='{COMMENT}'",
-        table.quoted('`')
+        "CREATE TABLE {} (namespace VARBINARY(512) NOT NULL, name VARBINARY(544) NOT NULL, version BIGINT NOT NULL, value MEDIUMBLOB NOT NULL, ends DATETIME(6), PRIMARY KEY (namespace, name)) ENGINE=InnoDB ROW_FORMAT=DYNAMIC COMMENT='{}'",
+        table.quoted('`'),
+        TableName::COMMENT
     )
 }
 
@@ -112,34 +110,20 @@ pub(super) fn find(
         found = rows(connection, &state, limit).map_err(nothing_granted)?;
         // Another process may have made it just now.
         if let (Err(failure), true) = (made, found.is_empty()) {
-            return Err(not_made(&table, failure));
+            return Err(table.not_made(&migration(&table), failure));
         }
     }
     let (engine, comment) = match found.first().map(Vec::as_slice) {
         Some([engine, comment]) => (engine.as_str(), comment.as_str()),
         _ => return Err(senseless()),
     };
-    match (engine, comment) {
-        ("InnoDB", COMMENT) => Ok((dialect, table)),
-        ("InnoDB", other) => Err(incompatible(&format!(
-            "the table {table} has the comment {other:?}, and this version of lockkeeper takes tables with {COMMENT:?}: it is of another version, or is no table of lockkeeper; update this program, or name another table by `table`"
-        ))),
-        (other, _) => Err(incompatible(&format!(
-            "{table} is no table of InnoDB ({other}), so its rows cannot be locked; name another one by `table`"
-        ))),
+    if engine != "InnoDB" {
+        return Err(incompatible(&format!(
+            "{table} is no table of InnoDB ({engine}), so its rows cannot be locked; name another one by `table`"
+        )));
     }
-}
-
-fn not_made(table: &TableName, failure: Failure) -> Error {
-    let error = nothing_granted(failure);
-    if error.kind() != ErrorKind::PermissionDenied {
-        return error;
-    }
-    let text = format!(
-        "there is no table {table} that this user may see, and the user may not make it; let another user run: {}; then GRANT SELECT, INSERT, UPDATE, DELETE on it to this user",
-        migration(table)
-    );
-    Error::new(ErrorKind::PermissionDenied, text).with_source(error)
+    table.check_comment(comment)?;
+    Ok((dialect, table))
 }
 
 /// Returns the kind of a server on which a locked row is locked for all.
@@ -182,32 +166,16 @@ pub(super) fn examine(
     let value = |name: &str| variables.get(name).map_or("", String::as_str);
     let before = SystemTime::now();
     let time = rows(connection, TIME, limit)?.concat().concat();
-    let after = SystemTime::now();
-    let time = time.parse().ok().map(Duration::from_micros);
-    let time = time.and_then(|since| UNIX_EPOCH.checked_add(since));
-    let time = time.ok_or_else(|| Failure::Refused(senseless()))?;
     let is_logged = value("log_bin") == "ON";
-    let is_kept = value("innodb_flush_log_at_trx_commit") == "1";
-    Ok(vec![
-        Finding::fine(
-            "version",
-            format!(
-                "{} {}",
-                Dialect::of(value("version"), value("version_comment")).name(),
-                value("version")
-            ),
-        ),
-        Finding::clocks(before, time, after),
-        match is_kept && (!is_logged || value("sync_binlog") == "1") {
-            true => Finding::fine("durability", "the server keeps locks over a crash"),
-            false => Finding::warning(
-                "durability",
-                "a crash of the server may forget what was committed last (innodb_flush_log_at_trx_commit or sync_binlog is not 1)",
-                "it forgets locks, and grants them again while they are held",
-                "set both to 1",
-            ),
-        },
-    ])
+    let is_kept = value("innodb_flush_log_at_trx_commit") == "1"
+        && (!is_logged || value("sync_binlog") == "1");
+    let settings = "innodb_flush_log_at_trx_commit or sync_binlog is not 1";
+    let dialect = Dialect::of(value("version"), value("version_comment"));
+    server_findings(
+        format!("{} {}", dialect.name(), value("version")),
+        (before, &time),
+        (!is_kept).then_some((settings, "set both to 1")),
+    )
 }
 
 #[cfg(test)]

@@ -1,22 +1,19 @@
 //! Finds or makes the table, and checks whether locks can rely on it.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{Error, ErrorKind, Finding};
-use lockkeeper_register::table::{TableConnection as _, TableName};
-use lockkeeper_remote::{Failure, RemoteOptions, nothing_granted, senseless};
+use lockkeeper_register::table::{TableConnection as _, TableName, server_findings};
+use lockkeeper_remote::{Failure, nothing_granted, senseless};
 
 use super::PlainConnection;
 use crate::failure::incompatible;
 
-/// The comment of a table, by which a later version knows how the table is made.
-const COMMENT: &str = "lockkeeper 1";
-
 /// Returns the statements that make a table.
 fn migration(table: &TableName) -> String {
-    let name = table.quoted('"');
+    let (name, comment) = (table.quoted('"'), TableName::COMMENT);
     format!(
-        "CREATE TABLE {name} (namespace bytea NOT NULL, name bytea NOT NULL, version bigint NOT NULL, value bytea NOT NULL, ends timestamptz, PRIMARY KEY (namespace, name)); COMMENT ON TABLE {name} IS '{COMMENT}'"
+        "CREATE TABLE {name} (namespace bytea NOT NULL, name bytea NOT NULL, version bigint NOT NULL, value bytea NOT NULL, ends timestamptz, PRIMARY KEY (namespace, name)); COMMENT ON TABLE {name} IS '{comment}'"
     )
 }
 
@@ -87,9 +84,8 @@ fn one(
 pub(super) fn find(
     connection: &mut PlainConnection,
     wanted: &TableName,
-    options: &RemoteOptions,
+    limit: Duration,
 ) -> Result<TableName, Error> {
-    let limit = options.response_timeout.max(options.connect_timeout);
     let mut state = State::ask(connection, wanted, limit).map_err(nothing_granted)?;
     if state.is(0) {
         return Err(incompatible(
@@ -111,23 +107,10 @@ pub(super) fn find(
         state = State::ask(connection, &table, limit).map_err(nothing_granted)?;
         // Another process may have made it just now.
         if let (Err(failure), None) = (made, state.text(2)) {
-            return Err(not_made(&table, &failure));
+            return Err(table.not_made(&migration(&table), failure));
         }
     }
     check(&state, wanted, &table).map(|()| table)
-}
-
-fn not_made(table: &TableName, failure: &Failure) -> Error {
-    let error = failure.error();
-    let kind = match error.kind() {
-        ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
-        _ => return nothing_granted(failure.clone()),
-    };
-    let text = format!(
-        "there is no table {table}, and this user may not make it; let another user run: {}; then GRANT SELECT, INSERT, UPDATE, DELETE on it to this user",
-        migration(table)
-    );
-    Error::new(kind, text).with_source(error.clone())
 }
 
 /// Refuses a table on which locks would break.
@@ -137,15 +120,7 @@ fn check(state: &State, wanted: &TableName, table: &TableName) -> Result<(), Err
             "{table} is no ordinary table that survives a crash (a view, UNLOGGED, TEMPORARY, partitioned or foreign); name another one by `table`"
         )));
     }
-    match state.text(4) {
-        Some(COMMENT) => {}
-        other => {
-            let found = other.unwrap_or("none");
-            return Err(incompatible(format!(
-                "the table {table} has the comment {found:?}, and this version of lockkeeper takes tables with {COMMENT:?}: it is of another version, or is no table of lockkeeper; update this program, or name another table by `table`"
-            )));
-        }
-    }
+    table.check_comment(state.text(4).unwrap_or("none"))?;
     let owner = state.text(5).unwrap_or_default();
     let denied = |text| Err(Error::new(ErrorKind::PermissionDenied, text));
     let is_trusted = state.is(6) || state.is(7) && wanted.schema.is_some();
@@ -172,25 +147,15 @@ pub(super) fn examine(
 ) -> Result<Vec<Finding>, Failure> {
     let before = SystemTime::now();
     let row = one(connection, EXAMINE.to_owned(), limit)?;
-    let after = SystemTime::now();
     let text = |at: usize| row.get(at).and_then(Option::as_deref).unwrap_or_default();
-    let time = text(0).parse().ok().map(Duration::from_micros);
-    let time = time.and_then(|since| UNIX_EPOCH.checked_add(since));
-    let time = time.ok_or_else(|| Failure::Refused(senseless()))?;
-    let durability = match [text(1), text(2)].contains(&"off") {
-        true => Finding::warning(
-            "durability",
-            "a crash of the server forgets what was committed last (synchronous_commit or fsync is off)",
-            "it forgets locks, and grants them again while they are held",
-            "set both to on, synchronous_commit also for this user and database",
-        ),
-        false => Finding::fine("durability", "the server keeps locks over a crash"),
-    };
-    Ok(vec![
-        Finding::fine("version", format!("PostgreSQL {}", text(3))),
-        Finding::clocks(before, time, after),
-        durability,
-    ])
+    let forgets = [text(1), text(2)].contains(&"off");
+    let settings = "synchronous_commit or fsync is off";
+    let advice = "set both to on, synchronous_commit also for this user and database";
+    server_findings(
+        format!("PostgreSQL {}", text(3)),
+        (before, text(0)),
+        forgets.then_some((settings, advice)),
+    )
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Error, ErrorKind, HostInstant};
-use lockkeeper_remote::{Failure, Pool, PooledConn, senseless};
+use lockkeeper_remote::{Failure, Pool, PooledConn, senseless, until_cancelled};
 use redis::{Value, cmd};
 
 use super::call::{Call, State, unknown};
@@ -53,17 +53,8 @@ impl Node {
     ) {
         let is_spare = calls.iter().all(|call| call.is_attempt());
         let work = |connection: &mut Connection, limit| {
-            let close = cancel.zip(connection.closer());
-            let registered = close.map(|(cancel, close)| cancel.on_cancel(close));
-            let ran = self.run_on(connection, calls, way, limit);
-            drop(registered);
-            match cancel.is_some_and(CancelToken::is_cancelled) {
-                true => Err(Failure::Unanswered(Error::new(
-                    ErrorKind::Unknown,
-                    "the acquisition was cancelled before a reply came",
-                ))),
-                false => ran,
-            }
+            let close = connection.closer();
+            until_cancelled(cancel, close, || self.run_on(connection, calls, way, limit))
         };
         let checkout = |pool: &Pool<Connection>, limit| match sent {
             Some(sent) => Some(sent),

@@ -196,11 +196,8 @@ impl Node {
             return Err(no_time());
         }
         let slot = checkout(&self.pool, left.min(remote.response_timeout));
-        let mut slot = slot.ok_or_else(|| {
-            let advice = ", or find what makes the server slow";
-            let server = &self.connector.server;
-            Failure::NotSent(server.exhausted(remote.pool_size, "", advice))
-        })?;
+        let advice = ", or find what makes the server slow";
+        let mut slot = slot.ok_or_else(|| self.pool.exhausted("", advice))?;
         let connect = |limit| self.connector.connect(limit);
         let ran = slot.run(&*self.clock, until, connect, |connection, limit| {
             let result = work(connection, limit.min(remote.response_timeout));

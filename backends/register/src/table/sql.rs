@@ -75,7 +75,7 @@ pub(super) struct RowWrite<'a> {
 
 /// The statements about one namespace in one table.
 #[derive(Debug)]
-pub struct TableSql<D> {
+pub(super) struct TableSql<D> {
     dialect: D,
     /// The table, in quotation marks.
     table: String,
@@ -85,7 +85,7 @@ pub struct TableSql<D> {
 
 impl<D: Dialect> TableSql<D> {
     /// Makes the statements about a namespace.
-    pub fn new(dialect: D, table: &TableName, namespace: &str) -> Self {
+    pub(super) fn new(dialect: D, table: &TableName, namespace: &str) -> Self {
         Self {
             namespace: dialect.bytes(namespace.as_bytes()),
             table: table.quoted(D::QUOTE),

@@ -8,12 +8,12 @@ use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_utils::sync::{Parker, Unparker};
 use lockkeeper_core::{CancelToken, Error, ErrorKind};
-use lockkeeper_remote::{Failure, Server, is_timeout, no_time};
+use lockkeeper_remote::{Failure, Server, cancelled, is_timeout, no_time};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -54,21 +54,11 @@ struct Pending {
     missing: usize,
     replies: Vec<Reply>,
     /// `None` for a ping.
-    caller: Option<Arc<Caller>>,
+    caller: Option<Caller>,
 }
 
-/// A caller that waits for replies.
-struct Caller {
-    answer: Mutex<Option<Result<Vec<Reply>, Failure>>>,
-    unparker: Unparker,
-}
-
-impl Caller {
-    fn answer(&self, answer: Result<Vec<Reply>, Failure>) {
-        *self.answer.lock() = Some(answer);
-        self.unparker.unpark();
-    }
-}
+/// What takes the replies of a caller that waits, or its failure.
+type Caller = Sender<Result<Vec<Reply>, Failure>>;
 
 impl Channel {
     /// Starts the thread. It ends with the connection.
@@ -108,7 +98,7 @@ impl Channel {
 
     /// Closes the connection, and makes the next one lead to another member. The thread tells all callers.
     pub(super) fn close(&self) {
-        self.learned.avoid(self.member);
+        self.learned.members.avoid(self.member);
         self.is_over.store(true, Ordering::Release);
         // It fails if the server has closed the socket already.
         let _ = self.socket.shutdown(Shutdown::Both);
@@ -143,39 +133,18 @@ impl Channel {
         cancel: Option<&CancelToken>,
     ) -> Result<Vec<Reply>, Failure> {
         let began = Instant::now();
-        let left = || limit.saturating_sub(began.elapsed());
-        let parker = Parker::new();
-        let caller = Arc::new(Caller {
-            answer: Mutex::new(None),
-            unparker: parker.unparker().clone(),
-        });
-        self.send(requests, limit, Arc::clone(&caller))?;
-        let unparker = parker.unparker().clone();
-        let _registered = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));
-        loop {
-            if let Some(answer) = caller.answer.lock().take() {
-                return answer;
-            }
-            if cancel.is_some_and(CancelToken::is_cancelled) {
-                return Err(Failure::Unanswered(Error::new(
-                    ErrorKind::Unknown,
-                    "the acquisition was cancelled before a reply came",
-                )));
-            }
-            if left().is_zero() {
-                self.is_fit();
-                return Err(Failure::Unanswered(self.server.silent()));
-            }
-            parker.park_timeout(left());
-        }
+        let (caller, answered) = mpsc::channel();
+        self.send(requests, limit, caller.clone())?;
+        let cancel_call = move || drop(caller.send(Err(cancelled())));
+        let _registered = cancel.map(|cancel| cancel.on_cancel(cancel_call));
+        let left = limit.saturating_sub(began.elapsed());
+        answered.recv_timeout(left).unwrap_or_else(|_| {
+            self.is_fit();
+            Err(Failure::Unanswered(self.server.silent()))
+        })
     }
 
-    fn send(
-        &self,
-        requests: &[Request],
-        limit: Duration,
-        caller: Arc<Caller>,
-    ) -> Result<(), Failure> {
+    fn send(&self, requests: &[Request], limit: Duration, caller: Caller) -> Result<(), Failure> {
         let Some(mut state) = self.state.try_lock_for(limit) else {
             return Err(no_time());
         };
@@ -205,7 +174,8 @@ impl Channel {
         let kind = error.kind();
         for pending in state.pending.drain(..) {
             if let Some(caller) = pending.caller {
-                caller.answer(Err(unanswered(&self.server, kind.into())));
+                // The caller may have gone.
+                let _ = caller.send(Err(unanswered(&self.server, kind.into())));
             }
         }
         drop(state);
@@ -255,7 +225,7 @@ impl Channel {
 }
 
 impl State {
-    fn enter(&mut self, number: i32, missing: usize, caller: Option<Arc<Caller>>) {
+    fn enter(&mut self, number: i32, missing: usize, caller: Option<Caller>) {
         self.pending.push_back(Pending {
             sent: Instant::now(),
             number,
@@ -287,7 +257,8 @@ impl State {
                 ..
             }) = self.pending.pop_front()
         {
-            caller.answer(Ok(replies));
+            // The caller may have gone.
+            let _ = caller.send(Ok(replies));
         }
         Ok(())
     }

@@ -2,13 +2,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{
-    Dialer, Endpoint, Server, Stream, is_timeout, is_untrusted, no_time, senseless,
-};
+use lockkeeper_remote::{Member, Members, is_timeout, is_untrusted, senseless};
 
 use super::{AUTH, Connection, Learned};
 use crate::options::ZooKeeperOptions;
@@ -30,14 +28,8 @@ pub(crate) struct Session {
     pub(crate) timeout: Duration,
 }
 
-struct Member {
-    dialer: Dialer,
-    server: Server,
-}
-
 /// The members of an ensemble, and how to connect to them.
 pub(crate) struct Connector {
-    members: Vec<Member>,
     /// The user and password.
     digest: Option<String>,
     has_tls: bool,
@@ -58,21 +50,17 @@ enum Unopened {
 impl Connector {
     pub(crate) fn new(options: &ZooKeeperOptions) -> Result<Self, Error> {
         let remote = &options.remote;
-        let member = |endpoint: &Endpoint| {
-            Ok(Member {
-                dialer: Dialer::new(&remote.at(endpoint.clone()))?,
-                server: Server::new("ZooKeeper", endpoint),
-            })
-        };
-        let members = options.members.iter().map(member);
         let login = remote.user.as_ref().zip(remote.password.as_ref());
         Ok(Self {
-            members: members.collect::<Result<_, Error>>()?,
             digest: login.map(|(user, password)| format!("{user}:{password}")),
             has_tls: remote.tls,
             connect_timeout: remote.connect_timeout,
             response_timeout: remote.response_timeout,
-            learned: Arc::default(),
+            learned: Arc::new(Learned {
+                members: Members::new("ZooKeeper", remote)?,
+                zxid: AtomicI64::default(),
+                counts: Arc::default(),
+            }),
         })
     }
 
@@ -84,8 +72,8 @@ impl Connector {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.members.len()
+    pub(crate) fn members(&self) -> &[Member] {
+        self.learned.members.all()
     }
 
     /// Opens a connection to the first member that takes it, within `left` and the connect timeout. The session lives for
@@ -99,41 +87,38 @@ impl Connector {
         let limit = left.min(self.connect_timeout);
         let began = Instant::now();
         let left = || limit.saturating_sub(began.elapsed());
-        let (mut failed, mut turned_away, mut patience) = (None, 0, FIRST_ANSWER);
+        let (mut failed, mut patience) = (None, FIRST_ANSWER);
         loop {
-            let mut is_silent = false;
-            for untried in (1..=self.len()).rev() {
-                let preferred = self.learned.preferred.load(Ordering::Relaxed);
-                let share = left() / u32::try_from(untried).unwrap_or(1);
-                if share.is_zero() {
-                    break;
-                }
-                let error = match self.connect_to(preferred, session, timeout, share, patience) {
-                    Ok(opened) => return Ok(opened),
-                    Err(Unopened::TurnedAway(error)) => {
+            let (mut turned_away, mut is_silent) = (0, false);
+            let members = &self.learned.members;
+            let opened = members.connect(left(), |member, number, share| {
+                let opened = self.connect_to((member, number), session, timeout, share, patience);
+                opened.map_err(|unopened| match unopened {
+                    Unopened::TurnedAway(error) => {
                         turned_away += 1;
                         error
                     }
-                    Err(Unopened::Silent(error)) => {
+                    Unopened::Silent(error) => {
                         is_silent = true;
                         error
                     }
-                    Err(Unopened::Failed(error)) if !error.is_retryable() => return Err(error),
-                    Err(Unopened::Failed(error)) => error,
-                };
-                self.learned.avoid(preferred);
-                failed = failed.or(Some(error));
+                    Unopened::Failed(error) => error,
+                })
+            });
+            match opened {
+                Err(error) if error.is_retryable() => failed = failed.or(Some(error)),
+                opened => return opened,
             }
-            if turned_away == self.len() {
+            if turned_away == self.members().len() {
                 // All members may know less than was seen: their data were removed. Sessions are gone then.
                 self.learned.zxid.store(0, Ordering::Release);
             }
             if !is_silent || left().is_zero() {
                 break;
             }
-            (turned_away, patience) = (0, patience * 2);
+            patience *= 2;
         }
-        Err(failed.unwrap_or_else(|| no_time().into_error()))
+        Err(failed.unwrap_or_else(senseless))
     }
 
     /// Returns the shortest time-out of a session that the servers take, within `left`.
@@ -155,29 +140,17 @@ impl Connector {
         }
     }
 
-    /// Opens a plain stream to a member.
-    pub(crate) fn dial(&self, number: usize, limit: Duration) -> Result<(Stream, &Server), Error> {
-        let member = self.member(number)?;
-        let limit = limit.min(self.connect_timeout);
-        let stream = member.dialer.dial(&member.server, limit)?;
-        Ok((stream, &member.server))
-    }
-
-    fn member(&self, number: usize) -> Result<&Member, Error> {
-        let member = self.members.get(number % self.len().max(1));
-        member.ok_or_else(senseless)
-    }
-
     fn connect_to(
         &self,
-        number: usize,
+        (member, number): (&Member, usize),
         session: Option<&Session>,
         timeout: Duration,
         limit: Duration,
         patience: Duration,
     ) -> Result<Option<(Connection, Session)>, Unopened> {
         let began = Instant::now();
-        let (stream, server) = self.dial(number, limit).map_err(Unopened::Failed)?;
+        let (stream, server) = (member.dial(limit), member.server());
+        let stream = stream.map_err(Unopened::Failed)?;
         let mut connection = Connection {
             stream,
             unread: Vec::new(),

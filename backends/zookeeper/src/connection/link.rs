@@ -53,7 +53,7 @@ impl Link {
         }
         let repeats = requests.iter().all(Request::only_reads);
         let seen = self.connector.learned.zxid();
-        let mut untried = self.connector.len() + 1;
+        let mut untried = self.connector.members().len() + 1;
         let mut unanswered = None;
         loop {
             let channel = match (self.channel(call.deadline), unanswered) {

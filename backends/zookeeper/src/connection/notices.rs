@@ -2,11 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
-use crossbeam_utils::sync::{Parker, Unparker};
-use lockkeeper_core::{CancelRegistration, CancelToken, LeaseVerifiers};
+use lockkeeper_core::{CancelToken, LeaseVerifiers};
 use parking_lot::Mutex;
 
 /// The callers that wait for changes of nodes, and the keepers whose leases end with sessions.
@@ -20,21 +19,9 @@ pub(crate) struct Notices {
 
 #[derive(Default)]
 struct Waiting {
-    /// By the path of a node.
-    signals: HashMap<String, Vec<Arc<Signal>>>,
-}
-
-/// Wakes a caller.
-struct Signal {
-    is_due: AtomicBool,
-    unparker: Unparker,
-}
-
-impl Signal {
-    fn wake(&self) {
-        self.is_due.store(true, Ordering::Release);
-        self.unparker.unpark();
-    }
+    /// What wakes the callers, each with the caller's number, by the path of a node.
+    callers: HashMap<String, Vec<(u64, Sender<()>)>>,
+    last_number: u64,
 }
 
 impl Notices {
@@ -47,19 +34,18 @@ impl Notices {
 
     /// Registers a caller that waits for a change of the node, until the result is dropped.
     pub(crate) fn enter(self: &Arc<Self>, path: &str) -> Waiter {
-        let parker = Parker::new();
-        let signal = Arc::new(Signal {
-            is_due: AtomicBool::new(false),
-            unparker: parker.unparker().clone(),
-        });
+        let (wake, woken) = mpsc::channel();
         let mut waiting = self.waiting.lock();
-        let signals = waiting.signals.entry(path.to_owned()).or_default();
-        signals.push(Arc::clone(&signal));
+        waiting.last_number += 1;
+        let number = waiting.last_number;
+        let callers = waiting.callers.entry(path.to_owned()).or_default();
+        callers.push((number, wake.clone()));
         drop(waiting);
         Waiter {
             path: path.to_owned(),
-            parker,
-            signal,
+            number,
+            wake,
+            woken,
             notices: Arc::clone(self),
         }
     }
@@ -69,8 +55,8 @@ impl Notices {
         if path.starts_with(&self.sessions) {
             self.verifiers.verify_all();
         }
-        if let Some(signals) = self.waiting.lock().signals.get(path) {
-            signals.iter().for_each(|signal| signal.wake());
+        if let Some(callers) = self.waiting.lock().callers.get(path) {
+            wake_all(callers);
         }
     }
 
@@ -78,42 +64,47 @@ impl Notices {
     pub(super) fn cut(&self) {
         self.verifiers.verify_all();
         let waiting = self.waiting.lock();
-        waiting.signals.values().flatten().for_each(|it| it.wake());
+        waiting.callers.values().for_each(|it| wake_all(it));
+    }
+}
+
+fn wake_all(callers: &[(u64, Sender<()>)]) {
+    for (_, wake) in callers {
+        // A caller that has gone is about to leave the list.
+        let _ = wake.send(());
     }
 }
 
 /// A caller that waits.
 pub(crate) struct Waiter {
     path: String,
-    parker: Parker,
-    signal: Arc<Signal>,
+    number: u64,
+    wake: Sender<()>,
+    woken: Receiver<()>,
     notices: Arc<Notices>,
 }
 
 impl Waiter {
-    /// Returns whether the node has changed, or may have.
-    pub(crate) fn is_due(&self) -> bool {
-        self.signal.is_due.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn park(&self, limit: Duration) {
-        self.parker.park_timeout(limit);
-    }
-
-    /// Lets a cancel end the wait.
-    pub(crate) fn wake_on(&self, cancel: Option<&CancelToken>) -> Option<CancelRegistration> {
-        let unparker = self.parker.unparker().clone();
-        cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()))
+    /// Waits within `limit` until the node may have changed since [`enter`](Notices::enter), or for a cancel.
+    pub(crate) fn wait(&self, limit: Duration, cancel: Option<&CancelToken>) {
+        let wake = self.wake.clone();
+        let _registered = cancel.map(|cancel| {
+            cancel.on_cancel(move || {
+                let _ = wake.send(());
+            })
+        });
+        // After the time-out, nothing has changed.
+        let _ = self.woken.recv_timeout(limit);
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
         let mut waiting = self.notices.waiting.lock();
-        if let Some(signals) = waiting.signals.get_mut(&self.path) {
-            signals.retain(|it| !Arc::ptr_eq(it, &self.signal));
-            if signals.is_empty() {
-                waiting.signals.remove(&self.path);
+        if let Some(callers) = waiting.callers.get_mut(&self.path) {
+            callers.retain(|(number, _)| *number != self.number);
+            if callers.is_empty() {
+                waiting.callers.remove(&self.path);
             }
         }
     }
