@@ -50,7 +50,7 @@ pub enum Fault {
 pub struct Counts {
     /// Connections accepted.
     pub accepted: u64,
-    /// Connections open now.
+    /// Connections whose client has not closed its end.
     pub open: u64,
     /// Connections that the proxy cut.
     pub cut: u64,

@@ -48,10 +48,11 @@ impl Shared {
                     ends: vec![end],
                     armed: None,
                     has_gap: false,
+                    is_left: false,
                 },
             );
             state.counts.accepted += 1;
-            state.counts.open = state.connections.len() as u64;
+            state.count_open();
             self.changed.notify_all();
             drop(state);
             let shared = Arc::clone(self);
@@ -155,6 +156,10 @@ impl Shared {
             };
             if chunk.is_empty() {
                 let _ = to.shutdown(Shutdown::Write);
+                if way == Way::Request {
+                    self.lock().leave(id);
+                    self.changed.notify_all();
+                }
                 return;
             }
             let delay = match (way, fault) {

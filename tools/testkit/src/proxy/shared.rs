@@ -41,6 +41,8 @@ pub(super) struct Connection {
     pub(super) armed: Option<(u64, Fault)>,
     /// A part of the replies to the last request was dropped.
     pub(super) has_gap: bool,
+    /// The client has closed its end.
+    pub(super) is_left: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -80,8 +82,23 @@ impl State {
         for end in &connection.ends {
             let _ = end.shutdown(Shutdown::Both);
         }
-        self.counts.open = self.connections.len() as u64;
+        self.count_open();
         true
+    }
+
+    /// Notes that the client has closed its end.
+    ///
+    /// The server may see that only after its reply, which takes Consul a minute while a request waits for a change.
+    pub(super) fn leave(&mut self, id: u64) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.is_left = true;
+        }
+        self.count_open();
+    }
+
+    pub(super) fn count_open(&mut self) {
+        let open = self.connections.values().filter(|it| !it.is_left);
+        self.counts.open = open.count() as u64;
     }
 }
 
