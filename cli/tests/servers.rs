@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode, Stdio};
 use libtest_mimic::Arguments;
 use lockkeeper_testkit::{
     ConsulKind, EtcdKind, MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PostgresKind,
-    PostgresServer, RedisKind, cases, suite, until,
+    PostgresServer, RedisKind, ZooKeeperKind, cases, suite, until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -27,7 +27,8 @@ fn main() -> ExitCode {
             .or_else(|| RedisKind::Redis7.ignored())
             .or_else(postgres);
         let all = all.or_else(|| EtcdKind::Etcd3_4.ignored());
-        all.or_else(|| ConsulKind::Consul1_8.ignored())
+        let all = all.or_else(|| ConsulKind::Consul1_8.ignored());
+        all.or_else(|| ZooKeeperKind::ZooKeeper3_8.ignored())
     };
     let cases: &[(&str, fn())] = cases![
         every_row_has_its_expected_verdict,
@@ -70,7 +71,7 @@ fn every_row_has_its_expected_verdict() {
         assert!(!report.to_string().contains(password));
     }
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 162);
+    assert_eq!(rows.len(), 180);
     for row in rows {
         assert_eq!(row["verdict"], row["expected"], "{row:#}");
         let wrong = row["verdict"] == "wrong";

@@ -267,6 +267,7 @@ impl<'a> Plan<'a> {
         let result = row.scenario.run(&Context {
             settings,
             lock,
+            grace: store.handle.grace(),
             state: store.data.state().as_ref(),
             open: &open,
             meter: &meter,

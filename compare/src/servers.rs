@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_testkit::{
     ConsulKind, ConsulOptions, ConsulServer, EtcdKind, EtcdOptions, EtcdServer, MySqlKind,
     MySqlOptions, MySqlServer, PostgresKind, PostgresOptions, PostgresServer, RedisKind,
-    RedisOptions, RedisServer, TestServer,
+    RedisOptions, RedisServer, TestServer, ZooKeeperKind, ZooKeeperOptions, ZooKeeperServer,
 };
 
 use crate::cancel::Cancellation;
@@ -67,6 +67,8 @@ impl Servers {
         let start_etcd = || boxed(EtcdServer::start(etcd, &EtcdOptions::new()));
         let consul = ConsulKind::Consul1_8;
         let start_consul = || boxed(ConsulServer::start(consul, &ConsulOptions::new()));
+        let zookeeper = ZooKeeperKind::ZooKeeper3_8;
+        let start_zookeeper = || boxed(ZooKeeperServer::start(zookeeper, &ZooKeeperOptions::new()));
         let [mariadb, mysql] = MySqlKind::ALL.map(mysql);
         let mut others = Vec::new();
         for (program, start) in [
@@ -75,6 +77,7 @@ impl Servers {
             (postgres.program(), Box::new(start_postgres)),
             (etcd.program(), Box::new(start_etcd)),
             (consul.program(), Box::new(start_consul)),
+            (zookeeper.program(), Box::new(start_zookeeper)),
         ] {
             cancel.check()?;
             match program {

@@ -53,12 +53,17 @@ pub(crate) fn expected(strategy: Strategy, scenario: Scenario) -> Option<Verdict
         (_, Nested) => Some(Wrong),
         // These do not expire while their holder lives, nor do those of sessions. A late write is refused only by a token,
         // and the others have none.
-        (Strategy::ReentrantHash | Strategy::EtcdctlLock | Strategy::ConsulLock, Slow) => {
-            Some(Right)
-        }
+        (
+            Strategy::ReentrantHash
+            | Strategy::EtcdctlLock
+            | Strategy::ConsulLock
+            | Strategy::SequentialNode
+            | Strategy::InsertDelete,
+            Slow,
+        ) => Some(Right),
         (_, Slow) => Some(Wrong),
-        // It has no time to live.
-        (Strategy::SetnxUnsafe, Crash) => Some(Wrong),
+        // They have no time to live.
+        (Strategy::SetnxUnsafe | Strategy::InsertDelete, Crash) => Some(Wrong),
         (_, Crash) => Some(Right),
     }
 }

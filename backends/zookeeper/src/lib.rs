@@ -16,11 +16,14 @@ mod connection;
 mod driver;
 mod operate;
 mod options;
+mod plain;
 mod store;
 mod wire;
 
 pub use driver::ZooKeeperDriver;
 pub use options::ZooKeeperOptions;
+#[doc(hidden)]
+pub use plain::{PlainClient, PlainWrite};
 pub use store::ZooKeeperStore;
 
 const BACKEND: &str = "zookeeper";

@@ -105,7 +105,7 @@ impl ZooKeeperStore {
         Ok(Self {
             options: options.clone(),
             namespace: namespace.to_owned(),
-            link: Link::new(connector, notices, clock),
+            link: Link::new(connector, notices, clock, SESSION),
             paths,
             sessions,
             min_ttl,

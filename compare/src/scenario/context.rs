@@ -27,6 +27,8 @@ pub(crate) struct Context<'a> {
     pub(crate) settings: &'a Settings,
     /// The prefix of the locks' names; no other run has the same.
     pub(crate) lock: String,
+    /// What the store may take beyond the ttl of a dead holder.
+    pub(crate) grace: Duration,
     /// What the locks protect.
     pub(crate) state: &'a dyn State,
     /// Opens the strategy, as one program with so many threads would.

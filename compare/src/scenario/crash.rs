@@ -2,8 +2,8 @@
 //! process can see, it is a thread that panics.
 //!
 //! Right: no other program gets in while the holder lives. The next one gets the lock within ttl +
-//! 1 s after the holder's death, or at once if the store notices the death. A lock without a time
-//! to live stays forever.
+//! 1 s after the holder's death (in ZooKeeper a tickTime later), or at once if the store notices the
+//! death. A lock without a time to live stays forever.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,11 @@ use crate::strategy::lock::LockRequest;
 
 /// The ttl of the holder's lease, if the store can have it so short.
 pub(super) const TTL: Duration = Duration::from_secs(1);
-/// What a store may take beyond the ttl.
-pub(super) const GRACE: Duration = Duration::from_secs(1);
 
 pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let next = context.program()?;
     let ttl = TTL.max(next.lock()?.min_ttl());
-    let request = LockRequest::new(LeasePolicy::Renewed { ttl }, ttl + GRACE);
+    let request = LockRequest::new(LeasePolicy::Renewed { ttl }, ttl + context.grace);
     let mut run = RunResult {
         admitted: 1,
         ..RunResult::default()

@@ -3,7 +3,7 @@
 //! panics.
 //!
 //! Right: never more than five threads hold a permit, and every thread gets in. All five permits are in use
-//! again within ttl + 1 s after the holder's death. The threads that get in first stay until then, so only
+//! again within ttl + 1 s after the holder's death, as in [`crash`](super::crash). The threads that get in first stay until then, so only
 //! the permits of the dead process can become free.
 
 use std::thread;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::context::{Context, Program, RunResult, total_cost};
-use super::crash::{GRACE, TTL};
+use super::crash::TTL;
 use crate::cancel::Latch;
 use crate::error::Error;
 use crate::holder::{Hold, Holder};
@@ -40,6 +40,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
         Some(program) => TTL.max(program.lock()?.min_ttl()),
         None => TTL,
     };
+    let limit = ttl + context.grace;
     let hold = Hold::permits(context.lock_name(0), ttl, KILLED, LIMIT);
     let holder = (context.start_holder)(hold)?;
     // What the holder sends is not counted.
@@ -56,7 +57,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     };
 
     let (outcome, elapsed, after) = thread::scope(|scope| {
-        let killer = scope.spawn(|| permits.kill(holder, ttl + GRACE));
+        let killer = scope.spawn(|| permits.kill(holder, limit));
         let outcome = barrier_start(threads, |number| {
             let program = all.get((number % PROGRAMS) as usize);
             program.map_or(Ok(false), |program| permits.work(program))
@@ -88,13 +89,12 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
         run.fault(format!("{} threads never got a permit", run.turned_away));
     }
     match after {
-        Reused::After(time) if time > ttl + GRACE => run.fault(format!(
+        Reused::After(time) if time > limit => run.fault(format!(
             "all permits were in use only {time:.1?} after their holder was dead, for a ttl of {ttl:?}"
         )),
         Reused::After(_) => {}
         Reused::Never(left) => run.fault(format!(
-            "only {left} of {LIMIT} permits were in use {:?} after the holder of {KILLED} was dead",
-            ttl + GRACE
+            "only {left} of {LIMIT} permits were in use {limit:?} after the holder of {KILLED} was dead"
         )),
     }
     Ok(run)

@@ -59,6 +59,7 @@ fn run(
             ..Settings::default()
         },
         lock: format!("test/{scenario}"),
+        grace: Duration::from_secs(1),
         state: state.as_ref(),
         open: &|_| open(),
         meter: &Meter::new(Vec::new(), &cancel)?,

@@ -12,6 +12,7 @@ use lockkeeper::backends::mysql::MySqlDriver;
 use lockkeeper::backends::postgres::PostgresDriver;
 use lockkeeper::backends::quorum::QuorumDriver;
 use lockkeeper::backends::redis::RedisDriver;
+use lockkeeper::backends::zookeeper::ZooKeeperDriver;
 use parking_lot::Mutex;
 
 use super::consul::ConsulConfig;
@@ -19,6 +20,7 @@ use super::etcd::EtcdConfig;
 use super::mysql::MySqlConfig;
 use super::postgres::PostgresConfig;
 use super::redis::client::RedisConfig;
+use super::zookeeper::ZooKeeperConfig;
 use crate::error::Error;
 
 /// How clients other than this library connect to a store.
@@ -36,6 +38,8 @@ pub(crate) enum ClientConfig {
     Etcd(EtcdConfig),
     /// A Consul cluster.
     Consul(ConsulConfig),
+    /// A ZooKeeper ensemble.
+    ZooKeeper(ZooKeeperConfig),
     /// A majority of other stores.
     Quorum,
 }
@@ -65,6 +69,10 @@ impl ClientConfig {
                 let options = ConsulDriver::options(context)?;
                 Ok(Self::Consul(ConsulConfig { options }))
             }))
+            .with(captured.by(ZooKeeperDriver, |context| {
+                let options = ZooKeeperDriver::options(context)?;
+                Ok(Self::ZooKeeper(ZooKeeperConfig { options }))
+            }))
             .with(captured.by(QuorumDriver, |_| Ok(Self::Quorum)));
         let capabilities = drivers.open(config)?.capabilities();
         let captured = captured.0.lock().take();
@@ -83,6 +91,7 @@ impl ClientConfig {
             Self::Postgres(_) => "postgres",
             Self::Etcd(_) => "etcd",
             Self::Consul(_) => "consul",
+            Self::ZooKeeper(_) => "zookeeper",
             Self::Quorum => "quorum",
         }
     }

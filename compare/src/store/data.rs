@@ -16,6 +16,7 @@ use super::redis::stats::Stats;
 use super::sql::Rows;
 use super::sqlite;
 use super::state::State;
+use super::zookeeper::ZooKeeperNodes;
 use crate::error::Error;
 use crate::meter::Counter;
 
@@ -28,6 +29,7 @@ pub(crate) enum Data {
     Postgres(Box<PostgresConfig>, Arc<Rows<PlainClient>>),
     Etcd(Arc<EtcdKeys>),
     Consul(Arc<ConsulKeys>),
+    ZooKeeper(Arc<ZooKeeperNodes>),
 }
 
 impl Data {
@@ -64,6 +66,9 @@ impl Data {
             ClientConfig::Consul(config) => {
                 Self::Consul(Arc::new(ConsulKeys::open(config, prefix)?))
             }
+            ClientConfig::ZooKeeper(config) => {
+                Self::ZooKeeper(Arc::new(ZooKeeperNodes::open(config, prefix)?))
+            }
         })
     }
 
@@ -83,7 +88,8 @@ impl Data {
             | Self::Sqlite(_)
             | Self::Postgres(..)
             | Self::Etcd(_)
-            | Self::Consul(_) => None,
+            | Self::Consul(_)
+            | Self::ZooKeeper(_) => None,
         })
     }
 
@@ -97,6 +103,7 @@ impl Data {
             Self::Postgres(_, rows) => Arc::<Rows<_>>::clone(rows),
             Self::Etcd(keys) => Arc::<EtcdKeys>::clone(keys),
             Self::Consul(keys) => Arc::<ConsulKeys>::clone(keys),
+            Self::ZooKeeper(nodes) => Arc::<ZooKeeperNodes>::clone(nodes),
         }
     }
 }
@@ -110,6 +117,7 @@ impl Drop for Data {
             Self::Redis(keys) => drop(keys.remove()),
             Self::Etcd(keys) => drop(keys.remove()),
             Self::Consul(keys) => drop(keys.remove()),
+            Self::ZooKeeper(nodes) => drop(nodes.remove()),
             // The file is removed with its folder.
             Self::Memory(_) | Self::Sqlite(_) => {}
         }

@@ -14,8 +14,10 @@ pub(crate) mod spec;
 pub(crate) mod sql;
 mod sqlite;
 pub(crate) mod state;
+pub(crate) mod zookeeper;
 
 use std::path::Path;
+use std::time::Duration;
 
 use lockkeeper::Capability;
 use lockkeeper::Config;
@@ -44,6 +46,16 @@ pub(crate) struct StoreHandle {
 }
 
 impl StoreHandle {
+    /// Returns how much longer than its ttl the store may keep the lock of a dead holder.
+    pub(crate) fn grace(&self) -> Duration {
+        const GRACE: Duration = Duration::from_secs(1);
+        match &self.client {
+            // Sessions end at multiples of tickTime, of which the shortest session has two by default.
+            ClientConfig::ZooKeeper(_) => GRACE + self.capabilities.min_ttl() / 2,
+            _ => GRACE,
+        }
+    }
+
     /// Opens the store once, to find out what it is.
     pub(crate) fn open(settings: StoreSettings) -> Result<Self, Error> {
         let config = settings.config()?;

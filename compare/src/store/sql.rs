@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper::FencingToken;
+use lockkeeper::{FencingToken, Usage};
 
 use super::pool::{POOL_TIMEOUT, Pool, Pooled};
 use super::state::State;
@@ -25,7 +25,7 @@ pub(crate) trait SqlConnection: Send + Sized + 'static {
     fn pair(&mut self, sql: &str) -> Result<(i64, i64), Error>;
 }
 
-/// Returns the name of the table of locks, which the strategy that has rows as locks creates.
+/// Returns the name of the table of locks, which the strategies that have rows as locks create.
 pub(crate) fn locks(prefix: &str) -> String {
     format!("{prefix}_locks")
 }
@@ -96,16 +96,31 @@ impl<C: SqlConnection> Rows<C> {
         self.pool.get(self.timeout)
     }
 
-    fn change(&self, sql: &str) -> Result<bool, Error> {
+    /// Runs one statement, and counts it.
+    pub(crate) fn with_connection<T>(
+        &self,
+        run: impl FnOnce(&mut C) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let mut connection = self.connection()?;
         self.sent.fetch_add(1, Ordering::Relaxed);
-        connection.change(sql)
+        run(&mut connection)
+    }
+
+    /// Runs a statement, and returns whether it changed a row.
+    pub(crate) fn change(&self, sql: &str) -> Result<bool, Error> {
+        self.with_connection(|connection| connection.change(sql))
     }
 
     fn number(&self, sql: &str) -> Result<i64, Error> {
-        let mut connection = self.connection()?;
-        self.sent.fetch_add(1, Ordering::Relaxed);
-        Ok(connection.pair(sql)?.0)
+        Ok(self.with_connection(|connection| connection.pair(sql))?.0)
+    }
+
+    /// Returns what the rows have cost so far.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage {
+            commands: self.sent(),
+            connections: self.pool.open_connections(),
+        }
     }
 }
 

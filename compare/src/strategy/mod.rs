@@ -8,6 +8,7 @@ mod etcdctl_lock;
 mod exclusive;
 mod freed_early;
 mod incr_decr;
+mod insert_delete;
 pub(crate) mod lock;
 mod lock_all;
 mod lockkeeper;
@@ -22,6 +23,7 @@ mod redis;
 mod redlock;
 mod reentrant_hash;
 mod row_lock;
+mod sequential_node;
 mod session_lock;
 mod setnx_once;
 mod setnx_spin;
@@ -36,6 +38,7 @@ use self::etcdctl_lock::EtcdctlLock;
 use self::exclusive::Exclusive;
 use self::freed_early::FreedEarly;
 use self::incr_decr::IncrDecr;
+use self::insert_delete::InsertDelete;
 use self::lock::Lock;
 use self::lock_all::LockAll;
 use self::lockkeeper::Lockkeeper;
@@ -50,6 +53,7 @@ use self::redis::Client;
 use self::redlock::Redlock;
 use self::reentrant_hash::ReentrantHash;
 use self::row_lock::LockTable;
+use self::sequential_node::SequentialNode;
 use self::session_lock::SessionLock;
 use self::setnx_once::SetnxOnce;
 use self::setnx_spin::SetnxSpin;
@@ -61,8 +65,7 @@ use crate::named::named_enum;
 use crate::store::client::ClientConfig;
 use crate::store::data::Data;
 use crate::store::pool::APPLICATION;
-use crate::store::sql::locks;
-use crate::store::{Store, StoreHandle};
+use crate::store::{Store, StoreHandle, sql, zookeeper};
 
 named_enum! {
     /// A way of keeping a transaction whole.
@@ -82,9 +85,11 @@ named_enum! {
         NamedLock "named-lock": "MySQL: GET_LOCK, PostgreSQL: pg_advisory_lock, a connection for each thread",
         NamedLockSharedPool "named-lock-shared-pool": "The same locks, on connections of the application's pool of ten",
         RowLock "row-lock": "PostgreSQL: SELECT FOR UPDATE, a connection for each thread",
+        InsertDelete "insert-delete": "MySQL, PostgreSQL: a table of locks, INSERT every 100 ms, and DELETE",
         PolledLocks "polled-locks": "MySQL, PostgreSQL: as many named locks as permits, tried one after the other",
         EtcdctlLock "etcdctl-lock": "etcd: what etcdctl lock does, a lease for each hold",
         ConsulLock "consul-lock": "Consul: what consul lock does, a session for each hold",
+        SequentialNode "sequential-node": "ZooKeeper: its manual's recipe, a sequential ephemeral node for each hold",
         FreedEarly "freed-early": "A good lock that is released before the commit",
         Exclusive "exclusive": "A good lock that is exclusive for readers, too",
         ReaderCounter "reader-counter": "A good lock that the first reader acquires and the last one releases",
@@ -118,12 +123,15 @@ impl Strategy {
                 .members
                 .is_empty()
                 .then_some("needs five Redis servers: --servers starts them"),
-            Self::NamedLock | Self::NamedLockSharedPool | Self::PolledLocks
+            Self::NamedLock
+            | Self::NamedLockSharedPool
+            | Self::InsertDelete
+            | Self::PolledLocks
                 if !matches!(client, ClientConfig::MySql(_) | ClientConfig::Postgres(_)) =>
             {
                 Some("needs MySQL, MariaDB or PostgreSQL: give its --url, or --servers")
             }
-            Self::NamedLock | Self::PolledLocks => None,
+            Self::NamedLock | Self::InsertDelete | Self::PolledLocks => None,
             // The pool must be exhausted every time.
             Self::NamedLockSharedPool => (threads < 2 * APPLICATION.end())
                 .then_some("needs twice as many --threads as its pool has connections: 20"),
@@ -133,6 +141,8 @@ impl Strategy {
                 .then_some("needs etcd: give its --url, or --servers"),
             Self::ConsulLock => (!matches!(client, ClientConfig::Consul(_)))
                 .then_some("needs Consul: give its --url, or --servers"),
+            Self::SequentialNode => (!matches!(client, ClientConfig::ZooKeeper(_)))
+                .then_some("needs ZooKeeper: give its --url, or --servers"),
         }
     }
 
@@ -144,9 +154,11 @@ impl Strategy {
             | Self::NamedLock
             | Self::NamedLockSharedPool
             | Self::RowLock
+            | Self::InsertDelete
             | Self::PolledLocks
             | Self::EtcdctlLock
-            | Self::ConsulLock => &[],
+            | Self::ConsulLock
+            | Self::SequentialNode => &[],
             Self::Optimistic => &["watch", "unwatch", "get", "multi", "set", "rpush", "exec"],
             Self::SetnxUnsafe => &["set", "del"],
             Self::IncrDecr => &["incr", "decr"],
@@ -186,6 +198,7 @@ impl Strategy {
             (Self::Optimistic, Data::Postgres(_, rows)) => Box::new(Versions::new(rows, cancel)),
             (Self::Optimistic, Data::Etcd(keys)) => Box::new(Revisions::new(keys, cancel)),
             (Self::Optimistic, Data::Consul(keys)) => Box::new(Revisions::new(keys, cancel)),
+            (Self::Optimistic, Data::ZooKeeper(nodes)) => Box::new(Revisions::new(nodes, cancel)),
             (Self::Optimistic, Data::Redis(keys)) => Box::new(Watch::open(keys, threads, cancel)?),
             (Self::NamedLockSharedPool, Data::MySql(config, rows)) => {
                 Box::new(named_lock_shared_pool::open(config.as_ref(), rows, cancel)?)
@@ -208,7 +221,8 @@ impl Strategy {
         threads: u32,
         cancel: &Cancellation,
     ) -> Result<Box<dyn Lock>, Error> {
-        use ClientConfig::{Consul, Etcd, MySql, Postgres, Quorum, Redis};
+        use ClientConfig::{Consul, Etcd, MySql, Postgres, Quorum, Redis, ZooKeeper};
+        let state = &handle.settings.state;
         let client = |config| Client::open(config, cancel);
         let ours = || Lockkeeper::open(&handle.config, cancel);
         Ok(match (self, &handle.client) {
@@ -231,8 +245,16 @@ impl Strategy {
                 Box::new(SessionLock::dedicated(config, threads, cancel)?)
             }
             (Self::RowLock, Postgres(config)) => {
-                let table = LockTable::create(config, locks(&handle.settings.state))?;
+                let table = LockTable::create(config, sql::locks(state))?;
                 Box::new(SessionLock::dedicated(&table, threads, cancel)?)
+            }
+            (Self::InsertDelete, MySql(config)) => {
+                let rows = config.rows(state)?;
+                Box::new(InsertDelete::create(rows, sql::locks(state), cancel)?)
+            }
+            (Self::InsertDelete, Postgres(config)) => {
+                let rows = config.rows(state)?;
+                Box::new(InsertDelete::create(rows, sql::locks(state), cancel)?)
             }
             (Self::PolledLocks, MySql(_) | Postgres(_)) => {
                 let lock = Self::NamedLock.open_lock(handle, threads, cancel)?;
@@ -245,6 +267,10 @@ impl Strategy {
             (Self::ConsulLock, Consul(config)) => {
                 let min_ttl = handle.capabilities.min_ttl();
                 Box::new(ConsulLock::new(config, min_ttl, cancel))
+            }
+            (Self::SequentialNode, ZooKeeper(config)) => {
+                let (locks, min_ttl) = (zookeeper::locks(state), handle.capabilities.min_ttl());
+                Box::new(SequentialNode::new(config, locks, min_ttl, cancel))
             }
             (_, client) => {
                 let store = client.label();

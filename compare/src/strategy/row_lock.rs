@@ -25,7 +25,7 @@ pub(super) struct LockTable {
 impl LockTable {
     /// Creates the table, unless another program of the run has done so.
     pub(super) fn create(config: &PostgresConfig, table: String) -> Result<Self, Error> {
-        let sql = format!("CREATE TABLE IF NOT EXISTS {table} (name TEXT PRIMARY KEY)");
+        let sql = format!("CREATE TABLE IF NOT EXISTS {table} (name VARCHAR(200) PRIMARY KEY)");
         config.connect()?.run(&sql, TIMEOUT)?;
         let config = config.clone();
         Ok(Self { config, table })

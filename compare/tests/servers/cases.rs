@@ -4,11 +4,11 @@ use lockkeeper_compare::{Comparison, Error, Scenario, Strategy};
 use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{
     ConsulServer, EtcdServer, MySqlServer, PostgresServer, RedisServer, StoreKind, TestServer,
-    cases,
+    ZooKeeperServer, cases,
 };
 
 use crate::known_for;
-use crate::rig::{PASSWORD, as_server, assert_cleaned_up, gather, of, rows, run, start};
+use crate::rig::{APP, PASSWORD, as_server, assert_cleaned_up, gather, of, rows, run, start};
 
 pub(crate) const CASES: &[Case<StoreKind>] = cases![
     every_row_has_its_expected_verdict,
@@ -49,6 +49,7 @@ fn forms_of_url(server: &dyn TestServer) -> Vec<String> {
             format!("mysql://{}?{login}", server.addr()),
             format!("mysql:?socket={}&{login}", server.socket().display()),
             format!("{}?tls=on&ca_file={authority}", server.url()),
+            format!("{}?locks=table", server.url()),
         ];
     }
     if let Some(server) = as_server::<PostgresServer>(server) {
@@ -58,6 +59,7 @@ fn forms_of_url(server: &dyn TestServer) -> Vec<String> {
             url.replacen("postgres:", "postgresql:", 1),
             format!("postgres:?socket={}&{login}", server.socket().display()),
             format!("{url}tls=on&ca_file={authority}"),
+            format!("{url}locks=table"),
         ];
     }
     if let Some(server) = as_server::<ConsulServer>(server) {
@@ -66,6 +68,15 @@ fn forms_of_url(server: &dyn TestServer) -> Vec<String> {
         return vec![
             format!("{tls}?ca_file={authority}"),
             format!("consul://127.0.0.1:1,{addr}?datacenter=dc1"),
+        ];
+    }
+    if let Some(server) = as_server::<ZooKeeperServer>(server) {
+        let (tls, addr) = (server.tls_url().unwrap(), server.addr());
+        let authority = server.certificates().unwrap().authority.display();
+        server.client().unwrap().create(APP, "").unwrap();
+        return vec![
+            format!("{tls}?ca_file={authority}"),
+            format!("zookeeper://127.0.0.1:1,{addr}{APP}"),
         ];
     }
     let server = as_server::<EtcdServer>(server).unwrap();
@@ -86,6 +97,8 @@ fn every_form_of_url_reaches_the_server(kind: StoreKind) {
         Strategy::NamedLock,
         Strategy::EtcdctlLock,
         Strategy::ConsulLock,
+        Strategy::SequentialNode,
+        Strategy::InsertDelete,
         Strategy::SetnxSpin,
         Strategy::Lockkeeper,
     ]);
@@ -111,8 +124,8 @@ fn passwords_are_not_shown(kind: StoreKind) {
         (format!("{scheme}://me:{SECRET}@{addr}/x?tlt=5s"), false),
         (format!("{scheme}://me:{SECRET}@[::1/"), false),
     ];
-    // An etcd without users refuses no password.
-    if !matches!(kind, StoreKind::Etcd(_)) {
+    // An etcd without users refuses no password, and ZooKeeper none.
+    if !matches!(kind, StoreKind::Etcd(_) | StoreKind::ZooKeeper(_)) {
         // Consul takes neither.
         let is_taken = !matches!(kind, StoreKind::Consul(_));
         refused.push((format!("{scheme}://me:{SECRET}@{addr}"), is_taken));

@@ -49,13 +49,17 @@ pub(crate) fn assert_known(kind: StoreKind, rows: &[Row]) {
                 "{ours:?}"
             );
             if let StoreKind::Postgres(_) = kind {
-                assert_eq!((rows.len(), &*rows[0].store), (46, "postgres"));
+                assert_eq!((rows.len(), &*rows[0].store), (53, "postgres"));
                 assert!(gather(Strategy::RowLock).connections > Some(1));
                 assert_eq!(named.commands_per_grant, Some(2.0));
             } else {
-                assert_eq!(rows.len(), 38);
+                assert_eq!(rows.len(), 45);
                 assert_eq!(shared.connections, Some(10), "{shared:?}");
             }
+            let polled = gather(Strategy::InsertDelete);
+            assert!(polled.commands_per_grant > Some(2.0), "{polled:?}");
+            let left = faults(Scenario::Crash, Strategy::InsertDelete);
+            assert!(left.contains("still locked"), "{left}");
             for row in rows.iter().filter(|row| row.scenario == Scenario::Seat) {
                 assert_eq!(row.admitted == 1, row.verdict == Verdict::Right, "{row:?}");
             }
@@ -63,10 +67,13 @@ pub(crate) fn assert_known(kind: StoreKind, rows: &[Row]) {
         _ => {
             let (store, peer) = match kind {
                 StoreKind::Consul(_) => ("consul", Strategy::ConsulLock),
+                StoreKind::ZooKeeper(_) => ("zookeeper", Strategy::SequentialNode),
                 _ => ("etcd", Strategy::EtcdctlLock),
             };
             assert_eq!((rows.len(), &*rows[0].store), (33, store));
-            assert!(gather(peer).connections > Some(1));
+            // All threads use the client of the program there.
+            let is_one = matches!(kind, StoreKind::ZooKeeper(_));
+            assert_eq!(gather(peer).connections == Some(1), is_one);
             assert!(commands(peer) >= 3.0);
             assert!(commands(Strategy::Optimistic) > 2.0);
             let nested = faults(Scenario::Nested, peer);

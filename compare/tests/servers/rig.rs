@@ -8,13 +8,16 @@ use std::time::Duration;
 use lockkeeper_compare::{Comparison, Error, Report, Row, Scenario, Strategy, holder};
 use lockkeeper_testkit::{
     ConsulOptions, ConsulServer, EtcdOptions, EtcdServer, MySqlOptions, MySqlServer,
-    PostgresOptions, PostgresServer, RedisOptions, RedisServer, StoreKind, TestServer, until,
-    with_timeouts,
+    PostgresOptions, PostgresServer, RedisOptions, RedisServer, StoreKind, TestServer,
+    ZooKeeperOptions, ZooKeeperServer, until, with_timeouts,
 };
 use serde_json::json;
 
 /// The argument that makes this program the process that `crash` and `limit` kill.
 pub(crate) const HOLDER: &str = "--holder";
+
+/// A node of ZooKeeper that a URL may name.
+pub(crate) const APP: &str = "/app";
 
 /// The password of the servers that have one.
 pub(crate) const PASSWORD: &str = MySqlServer::PASSWORD;
@@ -62,6 +65,11 @@ pub(crate) fn start(kind: StoreKind, is_tls: bool) -> Box<dyn TestServer> {
             let options = if is_tls { options.tls() } else { options };
             Box::new(ConsulServer::start(kind, &options).unwrap())
         }
+        StoreKind::ZooKeeper(kind) => {
+            let options = ZooKeeperOptions::new();
+            let options = if is_tls { options.tls() } else { options };
+            Box::new(ZooKeeperServer::start(kind, &options).unwrap())
+        }
         other => panic!("{other} is no single server"),
     }
 }
@@ -77,11 +85,14 @@ pub(crate) fn as_server<S: TestServer>(server: &dyn TestServer) -> Option<&S> {
 pub(crate) fn assert_cleaned_up(server: &dyn TestServer) {
     assert_eq!(server.leftovers().unwrap(), Vec::<String>::new());
     if let Some(server) = as_server::<MySqlServer>(server) {
-        let tables = format!("SHOW TABLES FROM {}", MySqlServer::DATABASE);
+        let tables = format!(
+            "SHOW TABLES FROM {} LIKE 'lockkeeper_compare%'",
+            MySqlServer::DATABASE
+        );
         assert_eq!(server.value(&tables).unwrap(), None);
     }
     if let Some(server) = as_server::<PostgresServer>(server) {
-        let tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'";
+        let tables = "SELECT tablename FROM pg_tables WHERE tablename LIKE 'lockkeeper_compare%'";
         assert_eq!(server.value(tables).unwrap(), "");
     }
     if let Some(server) = as_server::<EtcdServer>(server) {
@@ -92,6 +103,13 @@ pub(crate) fn assert_cleaned_up(server: &dyn TestServer) {
     }
     if let Some(server) = as_server::<ConsulServer>(server) {
         assert_eq!(server.keys("lockkeeper_compare").unwrap(), []);
+    }
+    if let Some(server) = as_server::<ZooKeeperServer>(server) {
+        for folder in ["/", APP] {
+            let nodes = server.client().unwrap().children(folder).unwrap();
+            let mut ours = nodes.iter().filter(|it| it.starts_with("lockkeeper_"));
+            assert_eq!(ours.next(), None);
+        }
     }
     // The server notices the end of a session with a delay.
     until("no session is left", || {

@@ -14,7 +14,7 @@ use super::channel::Channel;
 use super::connector::Connector;
 use crate::wire::{Reply, Request};
 
-/// How long the session of the connection lives after the process has gone, if the server allows that.
+/// The time-out of a session that keeps no lease.
 pub(crate) const SESSION: Duration = Duration::from_secs(30);
 
 /// The connection of a provider; dropping it ends the session.
@@ -22,6 +22,8 @@ pub(crate) struct Link {
     pub(crate) connector: Arc<Connector>,
     pub(crate) notices: Arc<Notices>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// How long the session of the connection lives after the process has gone, if the server allows that.
+    session: Duration,
     channel: Mutex<Option<Arc<Channel>>>,
 }
 
@@ -30,11 +32,13 @@ impl Link {
         connector: Arc<Connector>,
         notices: Arc<Notices>,
         clock: Arc<dyn Clock>,
+        session: Duration,
     ) -> Self {
         Self {
             connector,
             notices,
             clock,
+            session,
             channel: Mutex::new(None),
         }
     }
@@ -108,7 +112,7 @@ impl Link {
     }
 
     fn open(&self, left: Duration) -> Result<Arc<Channel>, Error> {
-        let opened = self.connector.connect(None, SESSION, left)?;
+        let opened = self.connector.connect(None, self.session, left)?;
         let (connection, session) = opened.ok_or_else(senseless)?;
         let limit = self.connector.response_timeout;
         Channel::start(connection, session.timeout, limit, &self.notices)

@@ -111,6 +111,12 @@ impl Reply {
         }
     }
 
+    /// Returns the path of the node that was made.
+    pub(crate) fn created(&self) -> Result<String, Error> {
+        self.done().map_err(Code::error)?;
+        Decoder(&self.body).text().ok_or_else(senseless)
+    }
+
     fn found<T>(
         &self,
         read: impl FnOnce(&mut Decoder<'_>) -> Option<T>,

@@ -58,13 +58,22 @@ impl Request {
     }
 
     pub(crate) fn create(path: &str, value: &str, acl: Acl, is_ephemeral: bool) -> Self {
+        Self::create_as(path, value, acl, is_ephemeral.into())
+    }
+
+    /// Makes an ephemeral node, with the next number of its folder at the end of `path`.
+    pub(crate) fn create_numbered(path: &str, acl: Acl) -> Self {
+        Self::create_as(path, "", acl, 3)
+    }
+
+    fn create_as(path: &str, value: &str, acl: Acl, flags: i32) -> Self {
         let (scheme, id) = match acl {
             Acl::Anyone => ("world", "anyone"),
             Acl::Creator => ("auth", ""),
         };
         let request = Self::about(CREATE, path).buffer(value.as_bytes());
         let request = request.int(1).int(ALL_RIGHTS).buffer(scheme.as_bytes());
-        request.buffer(id.as_bytes()).int(is_ephemeral.into())
+        request.buffer(id.as_bytes()).int(flags)
     }
 
     /// Deletes a node if its value has this version, or any if the version is -1.

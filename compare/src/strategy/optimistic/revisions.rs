@@ -1,5 +1,5 @@
-//! The revision of each key of etcd or Consul: the write names those that were read, and the cluster refuses it if a key
-//! has a newer one.
+//! The revision of each key of etcd or Consul, or the version of each node of ZooKeeper: the write names those that were
+//! read, and the cluster refuses it if there is a newer one.
 //! All cells and the user change in one transaction, or none.
 
 use std::sync::Arc;
