@@ -122,6 +122,7 @@ pub(crate) fn rows(kind: Kind) -> Rows {
     let what = match kind {
         Kind::Redis => "FLUSHALL",
         Kind::Etcd | Kind::Consul => "keys deleted",
+        Kind::ZooKeeper => "nodes deleted",
         _ => "session killed",
     };
     let what = format!("{what} to guard lost, {}", store.name());
@@ -130,13 +131,13 @@ pub(crate) fn rows(kind: Kind) -> Rows {
     })?;
     let asker = store.open("")?;
     rows.push(in_a_row(&store, |name| match kind {
-        Kind::Redis | Kind::Etcd | Kind::Consul => unlock(&asker, name),
+        Kind::Redis | Kind::Etcd | Kind::Consul | Kind::ZooKeeper => unlock(&asker, name),
         _ => take_away(&store, name),
     })?);
     match kind {
         // A restart forgets nothing, so there are no rows of one.
         Kind::Etcd => rows.push(election()?),
-        Kind::Consul => {}
+        Kind::Consul | Kind::ZooKeeper => {}
         _ => rows.extend(restart_rows(&store)?),
     }
     Ok(rows)

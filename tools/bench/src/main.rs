@@ -26,6 +26,7 @@ mod row;
 mod row_lock;
 mod scale;
 mod store;
+mod table;
 mod threads;
 mod trace;
 mod waiting;
@@ -35,19 +36,23 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use crate::row::Rows;
-use crate::store::Kind::{self, Consul, Etcd, MariaDb, Memory, MySql, Postgres, Redis, Sqlite};
+use crate::store::Kind::{
+    self, Consul, Etcd, MariaDb, Memory, MySql, Postgres, Redis, Sqlite, ZooKeeper,
+};
 use crate::store::Missing;
 
 /// Some rows with the stores that they run on. The name of a group is that of its rows and that of a store.
 type Group = (&'static str, &'static [Kind], fn(Kind) -> Rows);
 
 const ALL: &[Kind] = &[
-    Memory, Sqlite, Redis, MariaDb, MySql, Postgres, Etcd, Consul,
+    Memory, Sqlite, Redis, MariaDb, MySql, Postgres, Etcd, Consul, ZooKeeper,
 ];
-const SHARED: &[Kind] = &[Sqlite, Redis, MariaDb, MySql, Postgres, Etcd, Consul];
-const SERVERS: &[Kind] = &[Redis, MariaDb, MySql, Postgres, Etcd, Consul];
+const SHARED: &[Kind] = &[
+    Sqlite, Redis, MariaDb, MySql, Postgres, Etcd, Consul, ZooKeeper,
+];
+const SERVERS: &[Kind] = &[Redis, MariaDb, MySql, Postgres, Etcd, Consul, ZooKeeper];
 
-const GROUPS: [Group; 16] = [
+const GROUPS: [Group; 17] = [
     ("free in-process", &[Memory], free::in_process),
     ("free", SHARED, free::rows),
     ("free quorum of", &[Redis], quorum::rows),
@@ -58,6 +63,7 @@ const GROUPS: [Group; 16] = [
     ("contended threads", ALL, contended::threads),
     ("contended processes", SHARED, contended::processes),
     ("pairs", &[MariaDb, MySql, Postgres], pairs::rows),
+    ("table", &[MariaDb, MySql, Postgres], table::rows),
     ("row lock", &[MariaDb, MySql, Postgres], row_lock::rows),
     ("waiting", ALL, waiting::rows),
     ("scale held", &[Redis], held::rows),

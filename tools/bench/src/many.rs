@@ -15,7 +15,7 @@ use crate::wakes::beside_blocked;
 
 const THREADS: usize = 64;
 const RUNS: usize = 5;
-const RUN: Duration = Duration::from_millis(400);
+pub(crate) const RUN: Duration = Duration::from_millis(400);
 /// No node of the cluster is replaced.
 const NEVER: Duration = Duration::from_secs(86_400);
 

@@ -28,7 +28,7 @@ const THREADS: usize = 25;
 const GRANTS: usize = 10;
 
 /// Acquires and releases.
-type Pair<'a> = &'a dyn Fn() -> Result<(), lockkeeper::Error>;
+pub(crate) type Pair<'a> = &'a dyn Fn() -> Result<(), lockkeeper::Error>;
 
 /// Measures all modes that a store has.
 pub(crate) fn rows(kind: Kind) -> Rows {
@@ -83,7 +83,7 @@ fn beside_exclusive(
 }
 
 /// Counts what a pair costs the store, by the keeper's own count.
-fn cost(store: &Store, keeper: &LockKeeper, shape: &str, pair: Pair<'_>) -> Rows {
+pub(crate) fn cost(store: &Store, keeper: &LockKeeper, shape: &str, pair: Pair<'_>) -> Rows {
     const PAIRS: u32 = 100;
     // The first one may open a connection.
     pair()?;

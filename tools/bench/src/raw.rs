@@ -8,6 +8,7 @@ pub(crate) mod mysql;
 pub(crate) mod postgres;
 pub(crate) mod redis;
 pub(crate) mod sqlite;
+pub(crate) mod zookeeper;
 
 use std::error::Error;
 

@@ -131,5 +131,9 @@ fn left(store: &Store) -> Done<Vec<Left>> {
         Server::Consul(server) => {
             vec![entries("keys", server.keys("lockkeeper/")?.len() as i64)]
         }
+        Server::ZooKeeper(server) => {
+            let nodes = server.client()?.children("/lockkeeper/default/entries")?;
+            vec![entries("nodes", nodes.len() as i64)]
+        }
     })
 }

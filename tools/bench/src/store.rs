@@ -8,7 +8,7 @@ use lockkeeper::LockKeeper;
 use lockkeeper_testkit::{
     ConsulKind, ConsulOptions, ConsulServer, EtcdKind, EtcdOptions, EtcdServer, MySqlClient,
     MySqlKind, MySqlOptions, MySqlServer, PostgresKind, PostgresOptions, PostgresServer, RedisKind,
-    RedisOptions, RedisServer, TestServer,
+    RedisOptions, RedisServer, TestServer, ZooKeeperKind, ZooKeeperOptions, ZooKeeperServer,
 };
 use rusqlite::Connection;
 use tempfile::TempDir;
@@ -19,6 +19,7 @@ use crate::raw::mysql::RawMySql;
 use crate::raw::postgres::RawPostgres;
 use crate::raw::redis::RawRedis;
 use crate::raw::sqlite::{self, RawSqlite};
+use crate::raw::zookeeper::RawZooKeeper;
 use crate::raw::{Done, Raw};
 
 /// The commands that a client sends for a lock. Redis also counts those that scripts run, which have other names.
@@ -50,6 +51,7 @@ pub(crate) enum Kind {
     Postgres,
     Etcd,
     Consul,
+    ZooKeeper,
 }
 
 impl Kind {
@@ -64,6 +66,7 @@ impl Kind {
             Self::Postgres => "postgres",
             Self::Etcd => "etcd",
             Self::Consul => "consul",
+            Self::ZooKeeper => "zookeeper",
         }
     }
 
@@ -82,7 +85,7 @@ impl Kind {
         match self {
             Self::Memory => 20_000,
             Self::Sqlite => 500,
-            Self::Etcd | Self::Consul => 20,
+            Self::Etcd | Self::Consul | Self::ZooKeeper => 20,
             _ => 100,
         }
     }
@@ -91,7 +94,7 @@ impl Kind {
     pub(crate) fn request(self) -> &'static str {
         match self {
             Self::Redis => "commands",
-            Self::Etcd | Self::Consul => "requests",
+            Self::Etcd | Self::Consul | Self::ZooKeeper => "requests",
             _ => "statements",
         }
     }
@@ -132,6 +135,7 @@ pub(crate) enum Server {
     Postgres(PostgresServer),
     Etcd(EtcdServer),
     Consul(ConsulServer),
+    ZooKeeper(ZooKeeperServer),
 }
 
 impl Store {
@@ -184,6 +188,11 @@ impl Store {
                 kind.program().map_err(Missing::new)?;
                 Server::Consul(ConsulServer::start(kind, &ConsulOptions::new())?)
             }
+            Kind::ZooKeeper => {
+                let kind = ZooKeeperKind::ZooKeeper3_8;
+                kind.program().map_err(Missing::new)?;
+                Server::ZooKeeper(ZooKeeperServer::start(kind, &ZooKeeperOptions::new())?)
+            }
         };
         Ok(Self { kind, server })
     }
@@ -201,6 +210,7 @@ impl Store {
             Server::Postgres(server) => server,
             Server::Etcd(server) => server,
             Server::Consul(server) => server,
+            Server::ZooKeeper(server) => server,
         })
     }
 
@@ -238,6 +248,7 @@ impl Store {
             Server::Postgres(server) => Box::new(RawPostgres::open(server)?),
             Server::Etcd(server) => Box::new(RawEtcd::connect(server.addr())?),
             Server::Consul(server) => Box::new(RawConsul::connect(server.addr())?),
+            Server::ZooKeeper(server) => Box::new(RawZooKeeper::connect(server.addr())?),
         })
     }
 
