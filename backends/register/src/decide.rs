@@ -4,7 +4,8 @@
 //! First come, first served, whatever the modes: a request is granted if no earlier request waits, and the holders admit
 //! it. An entry with a free name may still have waiters. The first of them takes the name by its own write, so nothing is
 //! reserved for it. If it does not, others see an entry that stays the same although its first waiter could be granted.
-//! After a while by their own clocks they remove that waiter, which queues again if it still lives.
+//! After a while by their own clocks they remove that waiter, which queues again if it still lives. Meanwhile nobody enters
+//! the queue: with many processes, the first waiter would find another version each time.
 
 use lockkeeper_core::Mode;
 
@@ -119,7 +120,9 @@ pub(crate) fn attempt(
             (Some(next), Answer::Granted { epoch, slot })
         }
         Ok(_) => {
-            let enters = attempt.kind == Kind::Queues && position.is_none() && ahead < MAX_WAITERS;
+            // A write would make that of a first waiter fail, which is about to take the name.
+            let is_open = !is_unclaimed(&next) && ahead < MAX_WAITERS;
+            let enters = attempt.kind == Kind::Queues && position.is_none() && is_open;
             if enters {
                 next.queue.push(Waiter {
                     owner: lease.owner.clone(),
@@ -175,5 +178,50 @@ fn admit(leases: &[Lease], mode: Mode) -> Result<Option<u32>, u32> {
                 None => Ok((0..limit).find(|slot| leases.iter().all(|it| it.slot != *slot))),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::LockName;
+
+    use super::*;
+
+    fn lease(owner: &str) -> Lease {
+        Lease {
+            owner: owner.to_owned(),
+            epoch: 0,
+            mode: Mode::Exclusive,
+            slot: 0,
+            session: owner.to_owned(),
+            host: String::new(),
+            pid: 0,
+            label: String::new(),
+            since: 0,
+        }
+    }
+
+    #[test]
+    fn queue_stays_as_it_is_until_the_first_waiter_has_taken_a_free_name() {
+        let key = Key::of(&LockName::new("a").unwrap(), Mode::Exclusive);
+        let asks = |found: &Contents, owner: &str| {
+            let request = Attempt {
+                key: &key,
+                lease: lease(owner),
+                kind: Kind::Queues,
+                place: owner.to_owned(),
+                least_epoch: 1,
+            };
+            attempt(Some(found), &request, |_| false, false).0
+        };
+        let mut held = Contents::free(&key, 1);
+        held.leases.push(lease("holder"));
+        let waits = asks(&held, "first").unwrap();
+        let both = asks(&waits, "second").unwrap();
+        assert!(both.waits("first") && both.waits("second"));
+        let free = remove(&waits, "holder", None).unwrap();
+        assert_eq!(asks(&free, "second"), None);
+        let taken = asks(&free, "first").unwrap();
+        assert!(asks(&taken, "second").unwrap().waits("second"));
     }
 }

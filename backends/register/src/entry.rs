@@ -127,6 +127,10 @@ impl Contents {
         self.leases.iter().find(|lease| lease.owner == owner)
     }
 
+    pub(crate) fn waits(&self, owner: &str) -> bool {
+        self.queue.iter().any(|waiter| waiter.owner == owner)
+    }
+
     pub(crate) fn has(&self, owner: &str, epoch: u64) -> bool {
         self.lease(owner).is_some_and(|lease| lease.epoch == epoch)
     }

@@ -26,7 +26,8 @@ use crate::watch;
 ///
 /// # Limits
 /// - A semaphore has at most 100 permits, and a name at most 100 shared leases. A name has at most 150 waiting processes in
-///   its queue. Further ones wait outside of it.
+///   its queue. Further ones wait outside of it, and so do those that come while the first waiter takes a free name, or
+///   whose writes were refused. They enter it later, in any order.
 /// - A first waiter that does not take the free name, since its process is stopped, delays the others for a second or two.
 ///   A waiter that is dead holds back who could be granted the name beside the present holders for 5 s, or for the store's
 ///   shortest session.

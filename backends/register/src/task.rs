@@ -12,6 +12,9 @@ use crate::store::{SessionId, Version};
 
 /// After so many conflicts, a transaction of an application may have locked the entry, for as long as it likes.
 pub(crate) const LOCKED_AFTER: u32 = 6;
+/// After so many conflicts, a request waits outside of the queue, and asks again later: the writes of holders and of first
+/// waiters go first.
+pub(crate) const OUTSIDE_AFTER: u32 = 2;
 
 /// A request about one entry.
 #[derive(Debug)]
@@ -75,6 +78,8 @@ pub(crate) struct Position {
     pub(crate) ahead: usize,
     /// The version of the entry.
     pub(crate) version: Option<Version>,
+    /// Whether the request is in the queue.
+    pub(crate) is_queued: bool,
 }
 
 /// The sessions of other holders and waiters. A read finds which of them have ended.

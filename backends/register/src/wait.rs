@@ -46,7 +46,7 @@ impl<S: RegisterStore> Register<S> {
         loop {
             let is_over = !has_failed && request.now() >= deadline;
             if is_over || request.is_cancelled() {
-                if is_queued {
+                if is_queued || in_doubt {
                     self.leave(&key, &owner, in_doubt, request.end());
                 }
                 return Ok(None);
@@ -60,7 +60,7 @@ impl<S: RegisterStore> Register<S> {
                 Ok(Answered::Granted(grant)) => return Ok(Some(grant)),
                 Ok(Answered::Waits(position)) => {
                     request.contended();
-                    (is_queued, has_failed) = (true, false);
+                    (is_queued, has_failed) = (position.is_queued, false);
                     self.pause_at(&key, position, &mut poll, request, deadline);
                 }
                 Ok(_) => return Err(unexpected()),

@@ -7,8 +7,8 @@ mod map_store;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{LeasePolicy, LockKeeper, SystemClock};
-use lockkeeper_register::RegisterProvider;
+use lockkeeper_core::{Clock as _, LeasePolicy, LockKeeper, LockName, Mode, SystemClock};
+use lockkeeper_register::{Call, Key, RegisterProvider, RegisterStore as _, Write};
 
 use map_store::{Faults, Map, MapStore};
 
@@ -40,4 +40,39 @@ fn free_name_takes_three_requests_and_a_known_one_two() {
     };
     let renewals = guards.iter().map(|guard| renew(guard.as_ref().unwrap()));
     assert_eq!(renewals.min(), Some(1));
+}
+
+#[test]
+fn waiter_checks_the_holder_and_the_first_waiter_alone() {
+    let map = Arc::new(Map::new(false, Faults::default()));
+    let store = MapStore::new(&map, "requests");
+    let ttl = Duration::from_secs(600);
+    let call = Call {
+        deadline: SystemClock.now() + ttl,
+        cancel: None,
+    };
+    let session = || store.open_session(ttl, call).unwrap();
+    let waiters = (0..20).map(|at| format!(r#"{{"o":"w-{at}","m":"x","s":"{}"}}"#, session()));
+    let waiters: Vec<_> = waiters.collect();
+    let lease = format!(
+        r#"{{"o":"h-1","e":1,"m":"x","s":"{}","h":"","i":1,"a":1}}"#,
+        session()
+    );
+    let text = format!(
+        r#"{{"v":1,"k":"lock/a","e":1,"l":[{lease}],"q":[{}]}}"#,
+        waiters.join(",")
+    );
+    let write = Write {
+        key: &Key::of(&LockName::new("a").unwrap(), Mode::Exclusive),
+        seen: None,
+        session: None,
+        also: None,
+        value: Some(&text),
+    };
+    store.write(&[write], call).unwrap();
+    let provider = RegisterProvider::new(store, Arc::new(SystemClock)).unwrap();
+    let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
+    let wait = Duration::from_millis(300);
+    assert!(keeper.try_lock_for("a", wait).unwrap().is_none());
+    assert_eq!(map.most_checked(), 2);
 }

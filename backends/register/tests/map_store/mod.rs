@@ -28,6 +28,7 @@ struct State {
     faults: Faults,
     late: Vec<LateWrite>,
     calls: usize,
+    most_checked: usize,
 }
 
 /// A write that arrives later.
@@ -74,6 +75,11 @@ impl Map {
     /// Returns how many calls have reached the store.
     pub fn calls(&self) -> usize {
         self.lock().calls
+    }
+
+    /// Returns the most sessions that one read had to check.
+    pub fn most_checked(&self) -> usize {
+        self.lock().most_checked
     }
 
     pub fn wipe(&self) {
@@ -195,6 +201,7 @@ impl StoreInfo for MapStore {
 impl RegisterStore for MapStore {
     fn read(&self, read: &Read<'_>, call: Call<'_>) -> Result<View, Error> {
         let mut state = self.reach(call)?;
+        state.most_checked = state.most_checked.max(read.check.len());
         let now = SystemClock.now();
         for (session, ttl) in read.keep {
             if state.lives(session) {
