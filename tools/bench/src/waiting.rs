@@ -17,8 +17,10 @@ fn cpu() -> f64 {
 
 pub(crate) fn rows(kind: Kind) -> Rows {
     let connections = match kind {
-        // One for requests, and one for notifications or, on ZooKeeper, the session.
-        Kind::Redis | Kind::Etcd | Kind::Consul | Kind::ZooKeeper => 2.0,
+        // One for requests, and one for notifications.
+        Kind::Redis | Kind::Etcd | Kind::Consul => 2.0,
+        // One for requests, one for the session of the leases, and one for that of the places in the queue.
+        Kind::ZooKeeper => 3.0,
         _ => 1.0,
     };
     let (store, name) = (Store::start(kind)?, kind.name());
