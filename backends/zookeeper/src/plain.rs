@@ -4,7 +4,7 @@
 //! because it connects as a URL says, with members, TLS and login: a client of its own would repeat that.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Error, SystemClock, Usage};
 use lockkeeper_register::Call;
@@ -124,14 +124,10 @@ impl PlainClient {
         limit: Duration,
         cancel: &CancelToken,
     ) -> Result<(), Error> {
-        let (path, began) = (self.path(path), Instant::now());
+        let path = self.path(path);
         let waiter = self.link.notices.enter(&path);
-        let _registered = waiter.wake_on(Some(cancel));
-        if self.ask(Request::exists(&path, true))?.stat()?.is_none() {
-            return Ok(());
-        }
-        while !waiter.is_due() && !cancel.is_cancelled() && began.elapsed() < limit {
-            waiter.park(limit.saturating_sub(began.elapsed()));
+        if self.ask(Request::exists(&path, true))?.stat()?.is_some() {
+            waiter.wait(limit, Some(cancel));
         }
         Ok(())
     }
