@@ -3,7 +3,6 @@
 pub(crate) mod failure;
 pub(crate) mod keys;
 pub(crate) mod lease;
-pub(crate) mod reply;
 pub(crate) mod script;
 pub(crate) mod scripts;
 pub(crate) mod server_clock;

@@ -18,8 +18,8 @@ use crate::attempt::Made;
 use crate::connection::{SessionConnection, SessionName};
 use crate::detached::Call;
 use crate::lease::SessionLease;
-use crate::owed::OwedRelease;
 use crate::requests::{Replies, Requests};
+use crate::sent::Sent;
 use crate::session::Session;
 use crate::store::SessionStore;
 
@@ -119,7 +119,7 @@ impl<C: SessionConnection> SessionStore<C> {
                     Group::add(&mut groups, &session, |group| group.renewals.push(request));
                 }
                 Operation::Release(request) => {
-                    if OwedRelease::<C>::take(request.sent.take()) {
+                    if Sent::<C>::take(request.sent.take()) {
                         owing = Some(Group::owing(request));
                         continue;
                     }

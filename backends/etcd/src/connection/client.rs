@@ -24,7 +24,7 @@ pub(crate) struct Client {
 }
 
 /// A sent transaction. Its reply is not read yet, so dropping this value closes the connection.
-pub(crate) struct Owed {
+pub(crate) struct Sent {
     slot: PooledConn<Connection>,
     connection: Connection,
     /// The process that has sent it.
@@ -73,12 +73,12 @@ impl Client {
 
     /// Writes a transaction into an idle connection, without a wait. `None` if there is no such connection, or its socket
     /// does not take the request at once.
-    pub(crate) fn send(&self, txn: Txn) -> Option<Owed> {
+    pub(crate) fn send(&self, txn: Txn) -> Option<Sent> {
         let mut slot = self.pool.try_checkout()?;
         let mut connection = slot.connection.take()?;
         let is_sent = lockkeeper_remote::Connection::is_quiet(&mut connection, Duration::ZERO)
             && connection.send("/v3/kv/txn", &txn.body());
-        is_sent.then_some(Owed {
+        is_sent.then_some(Sent {
             slot,
             connection,
             pid: std::process::id(),
@@ -87,8 +87,8 @@ impl Client {
 
     /// Reads the reply to a transaction that was [sent](Self::send), until `until` and within the response timeout. Then
     /// the connection is free for others.
-    pub(crate) fn collect(&self, owed: Owed, until: HostInstant) -> Result<TxnReply, Failure> {
-        let Owed {
+    pub(crate) fn collect(&self, owed: Sent, until: HostInstant) -> Result<TxnReply, Failure> {
+        let Sent {
             mut slot,
             mut connection,
             pid,

@@ -12,7 +12,7 @@ use super::attempt::{Answer, Attempt, Bound};
 use super::lease::EtcdLease;
 use super::leases::Lease;
 use super::tickets::resume;
-use crate::connection::client::Owed;
+use crate::connection::client::Sent;
 use crate::connection::failure::Refusal;
 use crate::store::Store;
 use crate::wire::KeyValue;
@@ -104,7 +104,7 @@ fn collect(
     store: &Store,
     release: &mut Operation<'_, EtcdLease>,
     others: &mut [Operation<'_, EtcdLease>],
-    owed: Owed,
+    owed: Sent,
     until: HostInstant,
 ) {
     match store.client.collect(owed, until) {

@@ -11,7 +11,7 @@ use lockkeeper_remote::{Failure, PooledConn, senseless};
 
 use super::Locks;
 use super::call::{Answer, Call, Inspected, State};
-use super::exchange::Way;
+use super::exchange::{self, Way};
 use crate::connection::Connection;
 use crate::topology::Topology;
 use crate::topology::node::Node;
@@ -209,11 +209,11 @@ impl Locks {
                 for call in calls.iter_mut().filter(|call| !call.is_sent()) {
                     call.state = State::Unanswered;
                 }
-                node.run(&mut calls, way, sent, latest, None);
+                exchange::run(&node, &mut calls, way, sent, latest, None);
                 let now = self.clock.now();
                 let repeated = calls.iter_mut().map(|call| call.repeat_renewal(now));
                 if repeated.fold(false, |any, repeats| any | repeats) {
-                    node.run(&mut calls, way, None, latest, None);
+                    exchange::run(&node, &mut calls, way, None, latest, None);
                 }
                 // After a fail-over a node of a cluster has leases that it did not grant.
                 if calls.iter().any(|call| call.is_live()) {

@@ -8,7 +8,7 @@ use lockkeeper_remote::{Failure, LAST_ATTEMPT, senseless};
 use super::Locks;
 use super::batch::MAX_NODES;
 use super::call::{Answer, Call};
-use super::exchange::Way;
+use super::exchange::{self, Way};
 use crate::topology::listener::Waiter;
 use crate::topology::node::Node;
 use crate::wire::lease::RedisLease;
@@ -168,7 +168,8 @@ fn attempt(
     call: &mut Call<'_>,
     request: &AcquireRequest<'_>,
 ) -> Result<Answer, Failure> {
-    node.run(
+    exchange::run(
+        node,
         &mut [call],
         Way::Owner,
         None,
@@ -184,7 +185,7 @@ pub(super) fn leave(node: &Node, key: &str, waiter: &str) {
     // It is shorter than the tenth of a second within which a cancel returns.
     let until = node.clock.now() + LAST_ATTEMPT / 2;
     let mut call = Call::leave(key, waiter, until);
-    node.run(&mut [&mut call], Way::Owner, None, until, None);
+    exchange::run(node, &mut [&mut call], Way::Owner, None, until, None);
 }
 
 /// An entry in the wait queue of a name, removed on every way out.

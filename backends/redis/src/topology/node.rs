@@ -179,25 +179,42 @@ impl Node {
         until: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        self.with_slot(until, Pool::checkout, work)
+        self.run_on(self.checkout(until, false)?, until, work)
     }
 
-    /// Runs `work` on a connection that `checkout` returns within a time.
-    pub(crate) fn with_slot<T>(
+    /// Returns a slot of the pool; `is_spare` leaves the last one of several to others.
+    pub(crate) fn checkout(
         &self,
         until: HostInstant,
-        checkout: impl FnOnce(&Pool<Connection>, Duration) -> Option<PooledConn<Connection>>,
+        is_spare: bool,
+    ) -> Result<PooledConn<Connection>, Failure> {
+        let remote = &self.options.remote;
+        let limit = self.left(until)?.min(remote.response_timeout);
+        let slot = match is_spare {
+            true => self.pool.checkout_spare(limit),
+            false => self.pool.checkout(limit),
+        };
+        let advice = ", or find what makes the server slow";
+        slot.ok_or_else(|| self.pool.exhausted("", advice))
+    }
+
+    /// Returns the time until `until`. Without any, the node has not failed.
+    fn left(&self, until: HostInstant) -> Result<Duration, Failure> {
+        match until.saturating_since(self.clock.now()) {
+            Duration::ZERO => Err(no_time()),
+            left => Ok(left),
+        }
+    }
+
+    /// Runs `work` on the connection of a slot.
+    pub(crate) fn run_on<T>(
+        &self,
+        mut slot: PooledConn<Connection>,
+        until: HostInstant,
         mut work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
+        self.left(until)?;
         let remote = &self.options.remote;
-        let left = until.saturating_since(self.clock.now());
-        if left.is_zero() {
-            // The node has not failed.
-            return Err(no_time());
-        }
-        let slot = checkout(&self.pool, left.min(remote.response_timeout));
-        let advice = ", or find what makes the server slow";
-        let mut slot = slot.ok_or_else(|| self.pool.exhausted("", advice))?;
         let connect = |limit| self.connector.connect(limit);
         let ran = slot.run(&*self.clock, until, connect, |connection, limit| {
             let result = work(connection, limit.min(remote.response_timeout));

@@ -131,7 +131,7 @@ end
 /// attempt of a waiter adds the waiter and its state. The state is `new`, `queued` (it is in the queue) or `last`
 /// (it will not wait longer).
 ///
-/// The reply is a [`Reply`](crate::wire::reply::Reply). A double holds its times exactly until 2255.
+/// The reply is a [`Reply`](crate::wire::script::Reply). A double holds its times exactly until 2255.
 pub(crate) static ACQUIRE: LazyLock<Script> =
     LazyLock::new(|| acquire("local me, state = ARGV[5], ARGV[6]\n", MINT));
 

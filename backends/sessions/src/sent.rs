@@ -10,24 +10,24 @@ use crate::session::Session;
 use crate::store::SessionStore;
 
 /// A release that was sent. If this is dropped before a batch takes it, the reply is lost.
-pub(crate) struct OwedRelease<C: SessionConnection> {
+pub(crate) struct Sent<C: SessionConnection> {
     session: Arc<Session<C>>,
     name: C::Name,
     is_taken: bool,
 }
 
-impl<C: SessionConnection> OwedRelease<C> {
+impl<C: SessionConnection> Sent<C> {
     /// Takes what the engine gives back. The caller reads the reply.
     pub(crate) fn take(sent: Option<SentRelease>) -> bool {
-        let owed = sent.and_then(SentRelease::into_inner::<Self>);
-        owed.is_some_and(|mut owed| {
-            owed.is_taken = true;
+        let sent = sent.and_then(SentRelease::into_inner::<Self>);
+        sent.is_some_and(|mut sent| {
+            sent.is_taken = true;
             true
         })
     }
 }
 
-impl<C: SessionConnection> Drop for OwedRelease<C> {
+impl<C: SessionConnection> Drop for Sent<C> {
     fn drop(&mut self) {
         if !self.is_taken {
             self.session.lose_reply(&self.name);
@@ -45,7 +45,7 @@ impl<C: SessionConnection> SessionStore<C> {
         } = lease;
         match session.send_release(name, *epoch, self.clock.now()) {
             false => ReleaseDispatch::NotSent,
-            true => ReleaseDispatch::Sent(SentRelease::new(OwedRelease {
+            true => ReleaseDispatch::Sent(SentRelease::new(Sent {
                 session: Arc::clone(session),
                 name: name.clone(),
                 is_taken: false,
