@@ -85,7 +85,7 @@ impl LockKeeper {
     /// [`ErrorKind::TimedOut`] if another holder had the lock until the end of the wait.
     /// [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others if the store gave no answer.
     pub fn lock(&self, name: impl AsLockName) -> Result<LockGuard, Error> {
-        self.lock_in(&*name.as_lock_name()?, Mode::Exclusive)
+        self.lock_named(&*name.as_lock_name()?, &AcquireOptions::new())
     }
 
     /// Acquires as [`lock`](Self::lock) does, in any mode.

@@ -19,7 +19,7 @@ use crate::contract::verifier::LeaseVerifier;
 use crate::error::Error;
 use crate::mode::Mode;
 use crate::name::LockName;
-use crate::process_id::process_id;
+use crate::process::process_id;
 
 /// How long the work of a call may last beyond the call's deadline. The call itself returns at most 100 ms after
 /// its deadline; the other 20 ms are for waking threads.

@@ -67,7 +67,8 @@ impl Engine {
         options: &AcquireOptions,
         began: HostInstant,
     ) -> Result<Option<Acquired>, Error> {
-        self.acquire_until(name, options, self.deadline(options, began), began)
+        let deadline = self.deadline(options, began);
+        self.acquire_until(name, options, (deadline, None), began)
     }
 
     /// Returns the deadline of an acquisition that began at `began`: see [`AcquireRequest::deadline`].
@@ -102,22 +103,12 @@ impl Engine {
     ) -> Result<Option<Acquired>, Error> {
         let wait = self.deadline(options, began);
         let until = wait.map(|until| until.min(began + limit));
-        self.acquire_in(name, options, (None, until), began)
+        self.acquire_until(name, options, (None, until), began)
     }
 
-    /// Acquires a name until this deadline, whatever the options say of the wait.
+    /// Acquires a name until a deadline, whatever the options say of the wait. A single attempt, without a deadline, may
+    /// last through an outage until another time.
     pub(super) fn acquire_until(
-        self: &Arc<Self>,
-        name: &LockName,
-        options: &AcquireOptions,
-        deadline: Option<HostInstant>,
-        began: HostInstant,
-    ) -> Result<Option<Acquired>, Error> {
-        self.acquire_in(name, options, (deadline, None), began)
-    }
-
-    /// Acquires a name until a deadline. A single attempt may last through an outage until another time.
-    fn acquire_in(
         self: &Arc<Self>,
         name: &LockName,
         options: &AcquireOptions,

@@ -14,12 +14,12 @@ use crate::sync::run_caught;
 use super::Engine;
 use super::give_back::Return;
 use super::hold::Callbacks;
-use super::hold::acquired::Acquired;
-use super::hold::dropped::{DroppedGuard, Ending};
+use super::hold::acquired::{Acquired, DroppedGuard, Ending};
 use super::threads::MAX_QUEUED;
-use super::travel::request::{LeaseRequest, LeaseVerb, RELEASED, Request, is_no_answer, panicked};
+use super::travel::request::{
+    LeaseRequest, LeaseVerb, RELEASED, Request, Settlement, is_no_answer, panicked,
+};
 use super::travel::sender::Entry;
-use super::travel::settlement::Settlement;
 
 impl Engine {
     /// Ends a guard that is dropped.
@@ -132,7 +132,7 @@ impl Engine {
                 (Some(answer), None)
             }
             Some(ReleaseDispatch::Sent(sent)) => {
-                let verb = LeaseVerb::Collect {
+                let verb = LeaseVerb::Sent {
                     sent: Some(sent),
                     sent_at: now,
                     name: acquired.hold.key().id(),

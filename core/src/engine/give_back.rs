@@ -14,14 +14,15 @@ use crate::error::{Error, ErrorKind};
 use crate::sync::run_caught;
 
 use super::backoff::Limits;
-use super::hold::dropped::DroppedGuard;
+use super::hold::acquired::DroppedGuard;
 use super::hold::lease::Unwanted;
 use super::key::Key;
 use super::release::{RELEASE_LIMIT, ReleaseAttempt, found_after};
 use super::retry::Retry;
-use super::travel::request::{Answer, Attempt, LeaseRequest, LeaseVerb, Request, is_no_answer};
+use super::travel::request::{
+    Answer, Attempt, LeaseRequest, LeaseVerb, Release, Request, Settlement, is_no_answer,
+};
 use super::travel::sender::{Entry, Reply};
-use super::travel::settlement::{Release, Settlement};
 use super::{Engine, Job, JobKind};
 
 /// The most leases that are being released. Each costs some hundred bytes.
@@ -285,7 +286,7 @@ impl Engine {
             fail(&cause);
         }
         let mut paused = match request.verb {
-            LeaseVerb::Collect { .. } => Ok(()),
+            LeaseVerb::Sent { .. } => Ok(()),
             _ => retry.before_first(),
         };
         let answer = loop {

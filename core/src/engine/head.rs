@@ -15,9 +15,8 @@ use super::acquire::Acquisition;
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
 use super::key::Key;
-use super::travel::request::{Attempt, LeaseRequest, is_no_answer};
+use super::travel::request::{Attempt, LeaseRequest, Settlement, is_no_answer};
 use super::travel::sender::{Reply, unanswered};
-use super::travel::settlement::Settlement;
 use super::{ATTEMPT_LIMIT, Engine};
 
 impl Acquisition<'_, '_> {
@@ -83,32 +82,27 @@ impl Acquisition<'_, '_> {
         loop {
             let is_retry = self.retry.borrow().lost_reply().is_some();
             request.is_retry.set(is_retry);
-            let error = match self.attempt() {
-                Ok(AttemptResult::Held(hold)) => return Ok(Some(hold)),
-                Ok(AttemptResult::Busy) => return Ok(None),
-                Ok(AttemptResult::Expired) => {
-                    if request.deadline.is_some_and(|at| request.now() >= at) {
-                        return Err(expired());
+            request.answered_at.set(None);
+            let asked = (self.part.get(), self.retry.borrow().asked_at());
+            let error = match engine.attempt_or_wait(request, asked, self.cancel.is_some()) {
+                // Another holder has the name, or the request was cancelled.
+                Ok(None) => return Ok(None),
+                Ok(Some(grant)) => {
+                    self.busy_at.set(None);
+                    match engine.confirm_grant(request, self.terms, grant) {
+                        Ok(Some(hold)) => return Ok(Some(hold)),
+                        Ok(None) if request.deadline.is_some_and(|at| request.now() >= at) => {
+                            return Err(expired());
+                        }
+                        Ok(None) => continue,
+                        Err(error) => error,
                     }
-                    continue;
                 }
                 Err(error) => error,
             };
             let paused = (self.pause)(&error, request.answered_at.get());
             paused.map_err(|error| self.retry.borrow_mut().last(error))?;
         }
-    }
-
-    fn attempt(&self) -> Result<AttemptResult, Error> {
-        let (engine, request) = (self.engine, &self.request);
-        request.answered_at.set(None);
-        let asked = (self.part.get(), self.retry.borrow().asked_at());
-        let Some(grant) = engine.attempt_or_wait(request, asked, self.cancel.is_some())? else {
-            return Ok(AttemptResult::Busy);
-        };
-        self.busy_at.set(None);
-        let hold = engine.confirm_grant(request, self.terms, grant)?;
-        Ok(hold.map_or(AttemptResult::Expired, AttemptResult::Held))
     }
 }
 
@@ -170,15 +164,6 @@ impl Engine {
             now,
         ))))
     }
-}
-
-/// The store's answer to one attempt.
-enum AttemptResult {
-    Held(Arc<Hold>),
-    /// Another holder has the name, or the request was cancelled.
-    Busy,
-    /// The lease had ended before its grant was seen.
-    Expired,
 }
 
 /// Returns the error of an attempt whose lease had ended before its grant was seen. No other holder was seen.

@@ -5,7 +5,6 @@
 //! none. A fixed lease counts from its own grant, so it is never handed over.
 
 pub(crate) mod acquired;
-pub(crate) mod dropped;
 pub(crate) mod lease;
 
 use std::fmt;

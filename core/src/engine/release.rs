@@ -13,8 +13,7 @@ use crate::mode::Mode;
 use crate::sync::run_caught;
 
 use super::backoff::Limits;
-use super::hold::acquired::Acquired;
-use super::hold::dropped::Ending;
+use super::hold::acquired::{Acquired, Ending};
 use super::hold::lease::Ended;
 use super::hold::{Callbacks, Hold, HoldState};
 use super::key::Key;

@@ -16,6 +16,8 @@ use super::health::{Health, outlasted};
 pub(super) struct Retry<'a> {
     limits: Limits<'a>,
     /// Set if the operation waits for the end of outages.
+    rides_out: Option<&'a Health>,
+    /// Its turn to ask the store in an outage.
     outage: Option<OutageWait<'a>>,
     /// When the attempt that is under way began. If it has failed for good, when the store last answered it.
     asked_at: HostInstant,
@@ -34,6 +36,7 @@ impl<'a> Retry<'a> {
     pub(super) fn new(limits: Limits<'a>, began: HostInstant) -> Self {
         Self {
             limits,
+            rides_out: None,
             outage: None,
             asked_at: began,
             retries: 0,
@@ -57,7 +60,7 @@ impl<'a> Retry<'a> {
 
     /// Makes the operation retry while a part of the store cannot be reached, together with all others.
     pub(super) fn ride_out(&mut self, health: &'a Health) {
-        self.outage = Some(OutageWait::new(health));
+        self.rides_out = Some(health);
     }
 
     /// Makes the operation retry also while all connections are in use. `lost_reply` is the error of an
@@ -84,10 +87,9 @@ impl<'a> Retry<'a> {
     /// # Errors
     /// The error to end with.
     pub(super) fn before_first(&mut self) -> Result<(), Error> {
-        let Some(outage) = self.outage.as_mut().filter(|it| it.health.is_down()) else {
+        let Some(waited) = self.wait_in_outage() else {
             return Ok(());
         };
-        let waited = outage.wait(&self.limits, 0);
         self.asked_at = self.limits.clock.now();
         waited.map_err(|cause| self.last(cause))
     }
@@ -126,7 +128,7 @@ impl<'a> Retry<'a> {
             }
             // A single attempt, too, has time to ask again.
             ErrorKind::Unavailable if error.is_of_name() => true,
-            ErrorKind::Unavailable => self.outage.is_some() || self.lost_reply.is_some(),
+            ErrorKind::Unavailable => self.rides_out.is_some() || self.lost_reply.is_some(),
             ErrorKind::PoolExhausted => self.waits_for_pool,
             _ => false,
         };
@@ -145,14 +147,15 @@ impl<'a> Retry<'a> {
         };
         // A store that has answered and failed behind the deadline is asked once more whether the name
         // is still held. After a lost reply that could grant what the caller no longer waits for.
-        let asks_at_deadline = self.outage.is_some() && self.lost_reply.is_none();
+        let asks_at_deadline = self.rides_out.is_some() && self.lost_reply.is_none();
         if was_last || (is_over && !(answered_at.is_some() && asks_at_deadline)) {
             return Err(error.clone());
         }
-        match self.outage.as_mut().filter(|it| it.health.is_down()) {
-            _ if is_over => {}
-            Some(outage) => outage.wait(&self.limits, self.retries)?,
-            None => self.limits.pause(backoff(self.retries)),
+        if !is_over {
+            match self.wait_in_outage() {
+                Some(waited) => waited?,
+                None => self.limits.pause(backoff(self.retries)),
+            }
         }
         self.retries = self.retries.saturating_add(1);
         self.asked_at = self.limits.clock.now();
@@ -164,9 +167,16 @@ impl<'a> Retry<'a> {
         Ok(())
     }
 
+    /// Waits in an outage until the store answers another thread, or this one is to ask. `None` if there is no outage.
+    fn wait_in_outage(&mut self) -> Option<Result<(), Error>> {
+        let health = self.rides_out.filter(|it| it.is_down())?;
+        let outage = self.outage.get_or_insert_with(|| OutageWait::new(health));
+        Some(outage.wait(&self.limits, self.retries))
+    }
+
     /// Leaves the outage to the others. Returns whether a reply was lost.
     pub(super) fn end(&mut self) -> bool {
-        self.outage = None;
+        (self.rides_out, self.outage) = (None, None);
         self.lost_reply.is_some()
     }
 
@@ -178,11 +188,12 @@ impl<'a> Retry<'a> {
             ErrorKind::Unavailable | ErrorKind::Unknown => true,
             kind => kind == ErrorKind::PoolExhausted && may_be_granted,
         };
-        let outage = self.outage.take();
+        self.outage = None;
+        let rides_out = self.rides_out.take();
         if !is_outage {
             return error;
         }
-        let since = outage.map(|it| it.health.outage().map_or(self.asked_at, |(since, _)| since));
+        let since = rides_out.map(|it| it.outage().map_or(self.asked_at, |(since, _)| since));
         let now = self.limits.clock.now();
         let span = since.map_or(Duration::ZERO, |since| now.saturating_since(since));
         outlasted(error, span, may_be_granted)

@@ -17,8 +17,7 @@ use crate::token::FencingToken;
 
 use super::backoff::Limits;
 use super::hold::Hold;
-use super::hold::acquired::Acquired;
-use super::hold::dropped::Ending;
+use super::hold::acquired::{Acquired, Ending};
 use super::hold::lease::Asked;
 use super::key::Key;
 use super::release::forget;

@@ -3,4 +3,3 @@
 pub(crate) mod queue;
 pub(crate) mod request;
 pub(crate) mod sender;
-pub(crate) mod settlement;

@@ -14,7 +14,7 @@ enum Requests {}
 enum Request {
     Acquire(u64),
     /// It was written into this connection, and its reply is to be read.
-    Collect(u64),
+    Sent(u64),
     /// It is asked again, after a lost reply.
     Release(u64),
 }
@@ -93,7 +93,7 @@ impl World {
                 assert!(is_free, "it was asked for in front of its release");
                 Answer::Granted
             }
-            Request::Collect(name) => {
+            Request::Sent(name) => {
                 if self.fate != Fate::Lost {
                     self.held.lock().unwrap().remove(&name);
                 }
@@ -191,7 +191,7 @@ impl World {
     fn drop_guard(self: &Arc<Self>, name: u64) {
         match self.requests.begin_send(name) {
             Some(number) => {
-                let owed = QueuedRequest::unattended(Request::Collect(name), name);
+                let owed = QueuedRequest::unattended(Request::Sent(name), name);
                 self.start(self.requests.end_send(number, Some(owed)));
             }
             None => {

@@ -22,7 +22,7 @@ pub(crate) fn run(words: &[String], kinds: &[Kind]) -> Done {
     // The debugger stops the thread so often that it meets the usual time-outs.
     let keeper = store.open(match store.kind {
         Kind::Memory | Kind::Sqlite => "ttl=1h",
-        _ => "ttl=1h&response_timeout=30s",
+        _ => "ttl=1h&margin=10m&wait=1h&response_timeout=30s",
     })?;
     for _ in 0..WARM_UP {
         drop(keeper.lock("warm")?);

@@ -69,7 +69,7 @@ impl Turns {
 
 /// One acquisition that waits for the end of outages.
 pub(in crate::engine) struct OutageWait<'a> {
-    pub(in crate::engine) health: &'a Health,
+    health: &'a Health,
     /// Drawn when it waits in an outage; 0 before.
     number: u64,
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
 use crate::sync::lock;
@@ -17,6 +18,23 @@ pub(crate) struct Acquired {
     pub(crate) number: u32,
     /// When the guard was reported to the observers. `None` if it was not.
     pub(crate) reported_at: Option<HostInstant>,
+}
+
+/// A guard that was dropped, and whose end is not reported yet.
+pub(crate) struct DroppedGuard {
+    pub(crate) acquired: Acquired,
+    pub(crate) ending: Ending,
+}
+
+/// How a guard ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Ending {
+    /// Whether the name is kept until the lease is released: see [`Finished::Release`](crate::engine::name_state::Finished::Release).
+    pub(crate) keeps_name: bool,
+    /// Whether the lock was held until then.
+    pub(crate) in_time: bool,
+    /// How long the guard had the lease, if the guard was reported to the observers.
+    pub(crate) held: Option<Duration>,
 }
 
 impl Acquired {
@@ -111,8 +129,6 @@ impl Acquired {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::clock::ManualClock;
 

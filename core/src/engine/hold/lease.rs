@@ -8,7 +8,7 @@ use crate::contract::provider::{ErasedLease, Renewal};
 use crate::error::{Error, ErrorKind};
 use crate::sync::{MutexGuard, lock};
 
-use super::dropped::DroppedGuard;
+use super::acquired::DroppedGuard;
 use super::{Callbacks, Hold, HoldState, Inside};
 
 /// What a renewal asked for.

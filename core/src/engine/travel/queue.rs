@@ -43,11 +43,11 @@ struct QueueState<T: Travel> {
     /// The number of what is under way, or was last: a batch, or a lone request.
     number: u64,
     stage: Stage,
-    unsettled: Option<Unsettled<T>>,
+    sent: Option<SentRelease<T>>,
 }
 
 /// A release that was sent, and whose answer is not known.
-struct Unsettled<T: Travel> {
+struct SentRelease<T: Travel> {
     /// The hash of its name.
     name: u64,
     /// The release, until something takes it along to read its reply.
@@ -135,7 +135,7 @@ impl<T: Travel> RequestQueue<T> {
                 waiting: VecDeque::new(),
                 number: 0,
                 stage: Stage::Idle,
-                unsettled: None,
+                sent: None,
             }),
             callers: Mutex::default(),
         }
@@ -159,19 +159,19 @@ impl<T: Travel> RequestQueue<T> {
     /// [`end_send`](Self::end_send). `None` if anything is under way, or another release is not settled.
     pub(crate) fn begin_send(&self, name: u64) -> Option<u64> {
         let mut state = lock(&self.state);
-        if state.stage != Stage::Idle || state.unsettled.is_some() {
+        if state.stage != Stage::Idle || state.sent.is_some() {
             return None;
         }
-        state.unsettled = Some(Unsettled { name, owed: None });
+        state.sent = Some(SentRelease { name, owed: None });
         Some(state.start_now())
     }
 
     /// Ends the sending of a release. `owed` is the release if it was sent. Returns as [`end`](Self::end).
     pub(crate) fn end_send(&self, number: u64, owed: Option<Arc<QueuedRequest<T>>>) -> Option<u64> {
         let mut state = lock(&self.state);
-        match (owed, &mut state.unsettled) {
-            (Some(owed), Some(unsettled)) => unsettled.owed = Some(owed),
-            _ => state.unsettled = None,
+        match (owed, &mut state.sent) {
+            (Some(owed), Some(sent)) => sent.owed = Some(owed),
+            _ => state.sent = None,
         }
         if state.number == number {
             state.stage = Stage::Idle;
@@ -194,13 +194,13 @@ impl<T: Travel> RequestQueue<T> {
     /// Records that the release that was sent has its answer, or is given up. Returns as [`end`](Self::end).
     pub(crate) fn settle(&self) -> Option<u64> {
         let mut state = lock(&self.state);
-        state.unsettled = None;
+        state.sent = None;
         state.start()
     }
 
     /// Returns whether no release is owed or repeated.
     pub(crate) fn is_settled(&self) -> bool {
-        lock(&self.state).unsettled.is_none()
+        lock(&self.state).sent.is_none()
     }
 
     /// Returns the callers with which the caller of a request that comes now is woken.
@@ -295,16 +295,16 @@ fn taken<T: Travel>(request: Arc<QueuedRequest<T>>) -> Option<Taken<T>> {
 impl<T: Travel> QueueState<T> {
     /// Returns whether an attempt for this name has to wait for a release that was sent.
     fn is_held(&self, name: Option<u64>) -> bool {
-        let unsettled = self.unsettled.as_ref();
-        unsettled.is_some_and(|it| it.owed.is_none() && name == Some(it.name))
+        let sent = self.sent.as_ref();
+        sent.is_some_and(|it| it.owed.is_none() && name == Some(it.name))
     }
 
     fn is_owed(&self) -> bool {
-        self.unsettled.as_ref().is_some_and(|it| it.owed.is_some())
+        self.sent.as_ref().is_some_and(|it| it.owed.is_some())
     }
 
     fn take_owed(&mut self) -> Option<Arc<QueuedRequest<T>>> {
-        self.unsettled.as_mut()?.owed.take()
+        self.sent.as_mut()?.owed.take()
     }
 
     /// Returns whether a request waits that may go.
@@ -316,7 +316,7 @@ impl<T: Travel> QueueState<T> {
     fn take_batch(&mut self, limit: usize) -> Vec<Arc<QueuedRequest<T>>> {
         let is_owed = self.is_owed();
         // With the owed release goes who asks for its name.
-        let (mut batch, held) = match self.unsettled.is_some() && !is_owed {
+        let (mut batch, held) = match self.sent.is_some() && !is_owed {
             true => std::mem::take(&mut self.waiting)
                 .into_iter()
                 .partition(|request| !self.is_held(request.name)),

@@ -1,6 +1,7 @@
 //! Requests and answers as values, and the one call of the provider that carries them out.
 
 use std::slice;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
@@ -14,6 +15,9 @@ use crate::name::LockName;
 use crate::sync::run_caught;
 
 use super::super::Engine;
+use super::super::hold::Hold;
+use super::super::hold::acquired::DroppedGuard;
+use super::super::hold::lease::Asked;
 use super::super::key::Key;
 
 /// What is asked of one part of the store.
@@ -48,7 +52,7 @@ pub(crate) enum LeaseVerb {
     },
     Release,
     /// The release was sent before, and only its reply is to be read.
-    Collect {
+    Sent {
         /// `None` once that was tried.
         sent: Option<SentRelease>,
         sent_at: HostInstant,
@@ -74,6 +78,31 @@ pub(crate) enum Found {
     NotHeld,
     /// Nothing: the backend has panicked.
     Panic,
+}
+
+/// What is to be done with an answer that no caller waits for.
+pub(crate) enum Settlement {
+    /// What an attempt was granted, or a lease that it was to confirm, goes back. The store ends it after this ttl.
+    GiveBack(Duration),
+    /// A lease that was resumed stays, for another resumption.
+    Leave,
+    /// The lease comes back to its hold.
+    Renewal { hold: Arc<Hold>, asked: Asked },
+    /// A release is repeated if the store did not answer.
+    Release(Release),
+}
+
+/// A release that no caller waits for.
+pub(crate) struct Release {
+    pub(crate) part: usize,
+    /// When the store has ended the lease by itself.
+    pub(crate) until: HostInstant,
+    /// The guard whose end is reported afterwards, if that has not been done.
+    pub(crate) guard: Option<Box<DroppedGuard>>,
+    /// The error of the first request whose reply was lost.
+    pub(crate) lost_reply: Option<Error>,
+    /// Whether it was sent and not waited for: requests for its name wait in the queue of its part until it is settled.
+    pub(crate) is_sent: bool,
 }
 
 pub(crate) type AttemptAnswer = Result<Option<Grant<ErasedLease>>, Error>;
@@ -139,7 +168,7 @@ impl Request {
     fn sent(&self) -> Option<(u64, HostInstant)> {
         match self {
             Self::Lease(LeaseRequest {
-                verb: LeaseVerb::Collect { name, sent_at, .. },
+                verb: LeaseVerb::Sent { name, sent_at, .. },
                 ..
             }) => Some((*name, *sent_at)),
             _ => None,
@@ -209,6 +238,18 @@ impl Answer {
     }
 }
 
+impl Release {
+    /// Returns the same release, which was sent and not waited for.
+    pub(crate) fn sent(mut self) -> Self {
+        self.is_sent = true;
+        if let Some(guard) = &mut self.guard {
+            // The queue of its part keeps it.
+            guard.ending.keeps_name = false;
+        }
+        self
+    }
+}
+
 /// What a backend did that panicked.
 pub(crate) const RELEASED: &str = "released; the store frees the lock after its ttl";
 
@@ -258,7 +299,7 @@ impl<'a> Prepared<'a> {
         match &mut request.verb {
             LeaseVerb::Renew { ttl } => Operation::Renew(RenewRequest::new(lease, *ttl, deadline)),
             LeaseVerb::Release => Operation::Release(ReleaseRequest::new(lease, deadline)),
-            LeaseVerb::Collect { sent, .. } => Operation::Release(ReleaseRequest {
+            LeaseVerb::Sent { sent, .. } => Operation::Release(ReleaseRequest {
                 sent: sent.take(),
                 ..ReleaseRequest::new(lease, deadline)
             }),

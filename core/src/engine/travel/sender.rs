@@ -19,8 +19,7 @@ use super::super::{Engine, Job, JobKind};
 use super::queue::{
     NoAnswer, QueuedRequest, RequestQueue, Stopped, Taken, Travel, UnderWay, wake_callers,
 };
-use super::request::{Answer, Attempt, AttemptAnswer, Found, LeaseRequest, Request};
-use super::settlement::Settlement;
+use super::request::{Answer, Attempt, AttemptAnswer, Found, LeaseRequest, Request, Settlement};
 
 /// The queue of a part.
 pub(crate) type Requests = RequestQueue<ToStore>;
@@ -67,7 +66,21 @@ impl Engine {
     ) -> Result<Option<Grant<ErasedLease>>, Error> {
         if self.capabilities.batch() > 1 {
             let waits = request.deadline.is_some_and(|at| request.now() < at);
-            match self.attempt_at_once(request, part, is_cancellable) {
+            let attempt = Request::Attempt(Attempt::of(request, request.end()));
+            let asked = match is_cancellable {
+                // No cancel ends a call of the provider that gets no reply, so a thread of the keeper makes it.
+                true => Err(attempt),
+                false => self.ask_alone(part, attempt),
+            };
+            let answer = match asked {
+                Ok(answer) => answer.granted(),
+                Err(attempt) => {
+                    let queued = self.queued(part, attempt);
+                    self.send(&[&queued]);
+                    self.wait_for_grant(request, &queued)
+                }
+            };
+            match answer {
                 Ok(None) if waits && !request.is_cancelled() => request.contended(),
                 // A batch does not wait for a connection.
                 Err(error) if error.kind() == ErrorKind::PoolExhausted => {}
@@ -80,25 +93,6 @@ impl Engine {
         }
         self.note_attempt(request, (part, asked_at), &answer);
         answer
-    }
-
-    fn attempt_at_once(
-        self: &Arc<Self>,
-        request: &AcquireRequest<'_>,
-        part: usize,
-        is_cancellable: bool,
-    ) -> AttemptAnswer {
-        let mut attempt = Request::Attempt(Attempt::of(request, request.end()));
-        // No cancel ends a call of the provider that gets no reply, so a thread of the keeper makes it.
-        if !is_cancellable {
-            match self.ask_alone(part, attempt) {
-                Ok(answer) => return answer.granted(),
-                Err(queued) => attempt = queued,
-            }
-        }
-        let queued = self.queued(part, attempt);
-        self.send(&[&queued]);
-        self.wait_for_grant(request, &queued)
     }
 
     /// Returns an attempt that is to go with a batch.
