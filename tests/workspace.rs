@@ -1,10 +1,12 @@
 //! A backend of this workspace is in every list that CONTRIBUTING's "A new backend" names. The files of core and of
-//! the backends import each other as [`imports`] says.
+//! the backends import each other as [`imports`] says. The [`links`] of pages lead somewhere.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 #[path = "workspace/imports.rs"]
 mod imports;
+#[path = "workspace/links.rs"]
+mod links;
 
 use std::fs;
 use std::path::Path;
