@@ -94,6 +94,9 @@ pub(crate) enum StoreChoice {
     /// A table of MariaDB.
     #[value(name = "mariadb-table")]
     MariaDbTable,
+    /// A table of MySQL.
+    #[value(name = "mysql-table")]
+    MySqlTable,
     /// A table of PostgreSQL.
     PostgresTable,
     #[value(name = "zookeeper")]

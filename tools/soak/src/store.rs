@@ -187,7 +187,7 @@ pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
             REDIS.ignored()
         }
         StoreChoice::MariaDb | StoreChoice::MariaDbTable => MySqlKind::MariaDb10.ignored(),
-        StoreChoice::MySql => MySqlKind::MySql9.ignored(),
+        StoreChoice::MySql | StoreChoice::MySqlTable => MySqlKind::MySql9.ignored(),
         StoreChoice::Postgres | StoreChoice::PostgresTable => POSTGRES.ignored(),
         StoreChoice::Etcd => ETCD.ignored(),
         StoreChoice::ZooKeeper => ZOOKEEPER.ignored(),
@@ -214,6 +214,7 @@ pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Store> {
         StoreChoice::ZooKeeper => zookeeper::start(),
         StoreChoice::Consul => consul::start(args.ttl),
         StoreChoice::MariaDbTable => tables::start(StoreKind::MySqlTable(MySqlKind::MariaDb10)),
+        StoreChoice::MySqlTable => tables::start(StoreKind::MySqlTable(MySqlKind::MySql9)),
         StoreChoice::PostgresTable => tables::start(StoreKind::PostgresTable(POSTGRES)),
         StoreChoice::All => Err(io::Error::other("`all` is not one store")),
     }
