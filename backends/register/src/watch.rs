@@ -20,8 +20,10 @@ use crate::wait::pause;
 const AFTER: Duration = Duration::from_millis(50);
 /// The longest wait for a change.
 const WAIT: Duration = Duration::from_secs(60);
-/// The pause after a request that failed.
-const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// The pauses after requests that failed, the first and the longest. A loss in a pause is told after it, and one lost
+/// connection must not delay that.
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+const LONGEST_RETRY: Duration = Duration::from_millis(500);
 
 /// Returns the key of the entry that changes when an operator takes a lock away.
 pub(crate) fn evictions() -> Key {
@@ -45,7 +47,11 @@ pub(crate) fn start<S: RegisterStore>(register: &Register<S>, parker: Parker) ->
         }
         parker.park();
         pause(AFTER, Some(&closing));
-        let mut seen = None;
+        let (mut seen, mut retry_after) = (None, FIRST_RETRY);
+        let back_off = |after: &mut Duration| {
+            pause(*after, Some(&closing));
+            *after = LONGEST_RETRY.min(2 * *after);
+        };
         while !closing.is_cancelled() {
             let call = Call {
                 deadline: clock.now() + WAIT,
@@ -60,13 +66,13 @@ pub(crate) fn start<S: RegisterStore>(register: &Register<S>, parker: Parker) ->
                     seen = version;
                 }
                 Err(_) => {
-                    pause(RETRY_AFTER, Some(&closing));
+                    back_off(&mut retry_after);
                     continue;
                 }
             }
             match store.wait(&key, seen, call) {
-                Some(Ok(())) => {}
-                Some(Err(_)) => pause(RETRY_AFTER, Some(&closing)),
+                Some(Ok(())) => retry_after = FIRST_RETRY,
+                Some(Err(_)) => back_off(&mut retry_after),
                 None => return,
             }
         }
