@@ -49,7 +49,12 @@ pub(crate) fn member_fails<M: Member>(
     fault(cluster, failing);
     let leader = cluster.leader(&[failing]).unwrap();
     until("the holder reaches the others", || held.renew().is_ok());
-    assert!(rival.try_lock("a").unwrap().is_none());
+    // After an election, a busy machine may reply too late.
+    until("the rival sees that the lock is held", || {
+        let answer = rival.try_lock("a");
+        assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
+        answer.is_ok()
+    });
     let token = held.token().get();
     assert_eq!(held.release().unwrap(), Released::Done);
     assert!(waiter.answer().expect("it is granted") > token);
