@@ -12,14 +12,13 @@ use crate::contract::provider::ErasedLease;
 use crate::sync::run_caught;
 
 use super::Engine;
-use super::give_back::Return;
 use super::hold::Callbacks;
 use super::hold::acquired::{Acquired, DroppedGuard, Ending};
 use super::threads::MAX_QUEUED;
 use super::travel::request::{
     LeaseRequest, LeaseVerb, RELEASED, Request, Settlement, is_no_answer, panicked,
 };
-use super::travel::sender::Entry;
+use super::travel::sender::{Entry, unanswered};
 
 impl Engine {
     /// Ends a guard that is dropped.
@@ -123,15 +122,16 @@ impl Engine {
             }
         }
         // A guard may be dropped while its thread panics; a second panic would abort.
-        let (answer, lost_reply) = match run_caught(|| self.provider.send_release(&mut lease)) {
-            Some(ReleaseDispatch::Answered(Err(error))) if is_no_answer(error.kind()) => {
+        let sent = run_caught(|| self.provider.send_release(&mut lease));
+        let (answer, lost_reply) = match (sent, number) {
+            (Some(ReleaseDispatch::Answered(Err(error))), _) if is_no_answer(error.kind()) => {
                 (None, Some(error))
             }
-            Some(ReleaseDispatch::Answered(answer)) => {
+            (Some(ReleaseDispatch::Answered(answer)), _) => {
                 self.note_release((part, now), &answer);
                 (Some(answer), None)
             }
-            Some(ReleaseDispatch::Sent(sent)) => {
+            (Some(ReleaseDispatch::Sent(sent)), Some(number)) => {
                 let verb = LeaseVerb::Sent {
                     sent: Some(sent),
                     sent_at: now,
@@ -144,8 +144,10 @@ impl Engine {
                 self.owe_reply(acquired, ending, sent, number);
                 return self.run_callbacks(&acquired.hold, ending, callbacks);
             }
-            Some(ReleaseDispatch::NotSent) => (None, None),
-            None => (Some(Err(panicked(RELEASED))), None),
+            // No batch takes the reply along.
+            (Some(ReleaseDispatch::Sent(_)), None) => (None, Some(unanswered())),
+            (Some(ReleaseDispatch::NotSent), _) => (None, None),
+            (None, _) => (Some(Err(panicked(RELEASED))), None),
         };
         self.end_send(part, number, None);
         match answer {
@@ -166,20 +168,16 @@ impl Engine {
         acquired: &Acquired,
         ending: Ending,
         mut sent: LeaseRequest,
-        number: Option<u64>,
+        number: u64,
     ) {
         let (part, key) = (acquired.hold.part, acquired.hold.key());
         let Some(release) = self.begin_release(dropped(acquired, ending)) else {
-            return self.end_send(part, number, None);
+            return self.end_send(part, Some(number), None);
         };
         sent.deadline = self.release_end(&release);
-        if number.is_none() {
-            // Nothing goes behind it, so no other thread requests the name until a thread of the keeper has the reply.
-            return self.start_return(Return::Lease(sent, release));
-        }
         let (request, settlement) = (Request::Lease(sent), Settlement::Release(release.sent()));
         let owed = Entry::unattended(request, settlement);
-        self.end_send(part, number, Some(owed));
+        self.end_send(part, Some(number), Some(owed));
         self.timer.note(self.clock.now() + MAX_QUEUED);
         // What this process asks from here on goes behind the release.
         self.pass_on(key, ending);

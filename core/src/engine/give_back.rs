@@ -20,7 +20,7 @@ use super::key::Key;
 use super::release::{RELEASE_LIMIT, ReleaseAttempt, found_after};
 use super::retry::Retry;
 use super::travel::request::{
-    Answer, Attempt, LeaseRequest, LeaseVerb, Release, Request, Settlement, is_no_answer,
+    Answer, Attempt, LeaseRequest, Release, Request, Settlement, is_no_answer,
 };
 use super::travel::sender::{Entry, Reply};
 use super::{Engine, Job, JobKind};
@@ -285,10 +285,7 @@ impl Engine {
         if let Some((_, cause)) = health.outage() {
             fail(&cause);
         }
-        let mut paused = match request.verb {
-            LeaseVerb::Sent { .. } => Ok(()),
-            _ => retry.before_first(),
-        };
+        let mut paused = retry.before_first();
         let answer = loop {
             if let Err(error) = paused {
                 break Err(not_released(error));

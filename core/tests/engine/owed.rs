@@ -214,23 +214,16 @@ fn store_that_sends_nothing_has_a_thread_of_the_keeper_release() {
     }
 }
 
-/// A store that takes one operation a call has no order of requests, so the name is kept.
+/// No batch of it takes the reply along, so a thread of the keeper releases the lease.
 #[test]
-fn name_is_kept_where_nothing_goes_behind_the_release() {
+fn what_a_store_without_batches_has_sent_is_released_again() {
     let store = ScriptedStore::new();
     store.sends(Sends::Owed);
     let (keeper, ends) = observed(store.builder());
-    let guard = keeper.lock("a").unwrap();
-    store.releases(Releases::Hang);
-    drop(guard);
-    store.wait_for("a", "collect", 1);
-    let waiting = spawn_acquire(&keeper, "a", AcquireOptions::new().wait_forever());
-    give_time();
-    assert_eq!(store.count("a", "acquire"), 1);
-    store.releases(Releases::Work);
+    drop(keeper.lock("a").unwrap());
     ends.expect("a", Ok(Released::Done));
-    drop(granted(waiting));
-    assert_eq!(store.count("a", "release"), 0);
+    assert_eq!(store.releases_by_keepers("a"), [true]);
+    assert_eq!(store.count("a", "collect"), 0);
 }
 
 #[test]
