@@ -192,8 +192,8 @@ fn cluster_slot_moves_under_a_lock(kind: RedisKind) {
     let (cluster, owner) = start_without_replicas(kind);
     let next = (owner + 1) % RedisCluster::PRIMARIES;
     let (slot, _) = cluster.owner(KEY_OF_A, None).unwrap();
-    // Each refusal takes as long as a reply may take.
-    let [keeper, rival] = [(); 2].map(|()| open(&cluster.url(), "ttl=10m&response_timeout=2s"));
+    let keeper = open(&cluster.url(), LONG_TTL);
+    let rival = open(&cluster.url(), LONG_TTL);
     let held = keeper.lock("a").unwrap();
     assert_eq!(keys_at(&cluster, owner), [KEY_OF_A]);
     let other = rival.lock(IN_SLOT_OF_A).unwrap();
