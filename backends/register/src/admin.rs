@@ -108,6 +108,10 @@ impl<S: RegisterStore> Admin for Register<S> {
         }
         Ok(findings)
     }
+
+    fn cannot_tell(&self) -> &'static [&'static str] {
+        &["how long it is kept without a renewal"]
+    }
 }
 
 fn held_name(name: &str, lease: &Lease, waiting: usize) -> HeldName {
@@ -119,7 +123,8 @@ fn held_name(name: &str, lease: &Lease, waiting: usize) -> HeldName {
             pid: Some(lease.pid),
             label: Some(lease.label.clone()).filter(|it| !it.is_empty()),
             since: UNIX_EPOCH.checked_add(Duration::from_millis(lease.since)),
-            session: Some(lease.session.clone()),
+            // The owner and the epoch identify a hold: `force_release` ends one lease, and not its session.
+            session: None,
         },
         epoch: Some(lease.epoch),
         waiting: u64::try_from(waiting).ok(),

@@ -168,10 +168,23 @@ pub(super) fn forced_release_loses_the_guard(rig: &Rig<'_>) -> Outcome {
     let asker = rig.keeper();
     let holder = rig.keeper_with(rig.renewed(6_000));
     let guard = take(&holder, "a");
-    let seen = find(rig, &asker, "a").expect("the name is held");
+    let other = take(&holder, "b");
+    let find = |name| find(rig, &asker, name);
+    let seen = find("a").expect("the name is held");
+    // If the store names a session, the release ends that, with all names that it holds.
+    let session = seen.holder.session.as_ref();
+    let is_of_session = |held: &HeldName| held.holder.session.as_ref() == session;
+    let ends_other = session.is_some() && find("b").as_ref().is_some_and(is_of_session);
     let force = |seen: &HeldName| admin(&asker).force_release(seen, deadline(rig));
     assert!(force(&seen).expect("the store replies"));
-    rig.until("the name is free", || find(rig, &asker, "a").is_none());
+    rig.until("the name is free", || find("a").is_none());
+    if ends_other {
+        rig.until("the session is gone", || find("b").is_none());
+    } else {
+        assert!(find("b").is_some(), "only one lease is ended");
+        other.renew().expect("the other name is still held");
+    }
+    drop(other);
     let next = take(&rig.keeper(), "a");
     assert!(next.token() > guard.token());
     assert_eq!(guard.lost_signal().wait(rig.timeout()), WaitOutcome::Lost);

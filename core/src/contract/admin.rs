@@ -128,7 +128,8 @@ pub struct Holder {
     pub label: Option<String>,
     /// When the name was granted, by the wall clock of the host or server that recorded it.
     pub since: Option<SystemTime>,
-    /// The connection or session that holds the name, if the store identifies a holder by it.
+    /// The connection or session that holds the name, if [`Admin::force_release`] ends it, with all names that it holds.
+    /// `None` where a forced release ends one lease.
     pub session: Option<String>,
 }
 
