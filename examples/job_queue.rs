@@ -28,16 +28,20 @@ fn enqueue(jobs: &Connection, keeper: &LockKeeper, shop: &str) -> Result<bool, B
     Ok(true)
 }
 
-/// A worker: does the first job, and frees its lock. Returns whether there was one. If it dies meanwhile, the next
-/// worker reads the same ticket, and goes on.
+/// A worker: claims the first job for a minute, does it, and frees its lock. Returns whether there was one. If the worker
+/// dies meanwhile, the next one claims the job after that minute, reads the same ticket, and goes on.
+///
+/// Without the claim, two workers could resume one ticket. The first one notices only at its next renewal.
 fn work(
     jobs: &Connection,
     keeper: &LockKeeper,
     export: impl Fn(&str, u64),
 ) -> Result<bool, Box<dyn Error>> {
-    let first = "SELECT id, shop, ticket FROM job ORDER BY id LIMIT 1";
+    let claim = "UPDATE job SET claimed_until = unixepoch() + 60
+         WHERE id = (SELECT id FROM job WHERE claimed_until <= unixepoch() ORDER BY id LIMIT 1)
+         RETURNING id, shop, ticket";
     let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-    let Some((id, shop, ticket)) = jobs.query_row(first, [], read).optional()? else {
+    let Some((id, shop, ticket)) = jobs.query_row(claim, [], read).optional()? else {
         return Ok(false);
     };
     let (id, shop, ticket): (i64, String, String) = (id, shop, ticket);
@@ -61,7 +65,9 @@ fn work(
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let jobs = Connection::open(folder.path().join("jobs.db"))?;
-    jobs.execute_batch("CREATE TABLE job (id INTEGER PRIMARY KEY, shop TEXT, ticket TEXT)")?;
+    jobs.execute_batch(
+        "CREATE TABLE job (id INTEGER PRIMARY KEY, shop TEXT, ticket TEXT, claimed_until INTEGER DEFAULT 0)",
+    )?;
     let locks = folder.path().join("locks.db");
     let url = format!("sqlite:{}?require=tickets", locks.display());
 

@@ -175,7 +175,8 @@
 //!
 //! [`LockGuard::detach`] leaves the lock to a [`Ticket`], which is a text. [`LockKeeper::resume`] goes on with the lock, in
 //! another process or later. It is for jobs that are locked where they are queued, and freed where they are done. SQLite,
-//! Redis and etcd have tickets. The page `docs/tickets.md` has the rules, and the example `job_queue` a queue.
+//! Redis, etcd, Consul, ZooKeeper and `locks=table` have tickets. The page `docs/tickets.md` has the rules, and the example
+//! `job_queue` a queue.
 //!
 //! The page `docs/shapes.md` says what each shape is for and what it costs. On a store without a shape,
 //! acquiring it is [`ErrorKind::Unsupported`]. If you require [`Capability::Shared`] or
@@ -317,7 +318,7 @@
 //!
 //! | feature | default | what it adds |
 //! |---|---|---|
-//! | `sqlite` | yes | `sqlite:`; builds SQLite's C source, so it needs a C compiler. With rusqlite 0.32 to 0.41, so it resolves beside Diesel 2.2 and 2.3, sqlx 0.8 and your own rusqlite |
+//! | `sqlite` | yes | `sqlite:`; builds SQLite's C source, so it needs a C compiler. With rusqlite 0.32 to 0.43, so it resolves beside Diesel 2.2 and 2.3, sqlx 0.8 and your own rusqlite |
 //! | `redis` | yes | `redis:`, `rediss:`, `unix:`, `redis+sentinel:`, `rediss+sentinel:`, `redis+cluster:` and `rediss+cluster:`; `valkey:` and `valkeys:` |
 //! | `mysql` | yes | `mysql:` and `mariadb:` |
 //! | `postgres` | no | `postgres:` and `postgresql:` |

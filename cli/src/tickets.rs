@@ -19,6 +19,9 @@ No process renews the lock. It ends --ttl after this command, unless `renew --ti
 --ticket` frees it. A program that uses the library can go on with the lock by the ticket, too. If work runs in one
 command, `run` is safer: it renews the lock, and notices its loss.
 
+The store is SQLite, Redis, etcd, Consul, ZooKeeper, or PostgreSQL, MySQL or MariaDB with locks=table. `renew` and
+`release` need the same --url or config: a ticket contains no password.
+
   ticket=$(lockkeeper acquire deploy:web --ttl 10m) || exit
   ./first-step && lockkeeper renew --ticket \"$ticket\" >/dev/null && ./second-step
   lockkeeper release --ticket \"$ticket\"";

@@ -63,12 +63,14 @@ impl Capability {
     pub(crate) const fn advice(self) -> &'static str {
         match self {
             Capability::Shared => {
-                "use a store that has it: memory, SQLite, Redis, PostgreSQL, etcd, or a table of MySQL (locks=table)"
+                "use a store that has it: memory, SQLite, Redis, PostgreSQL, etcd, Consul, ZooKeeper, or a table of MySQL (locks=table)"
             }
             Capability::Permits => {
-                "use a store that has it: memory, SQLite, Redis, etcd, or a table of PostgreSQL or MySQL (locks=table)"
+                "use a store that has it: memory, SQLite, Redis, etcd, Consul, ZooKeeper, or a table of PostgreSQL or MySQL (locks=table)"
             }
-            Capability::Tickets => "use a store that has it: SQLite, Redis or etcd",
+            Capability::Tickets => {
+                "use a store that has it: SQLite, Redis, etcd, Consul, ZooKeeper, or a table of PostgreSQL or MySQL (locks=table)"
+            }
             _ => "use another store",
         }
     }

@@ -17,13 +17,29 @@ pub(crate) use run::{OnLost, Run, wait};
 
 use crate::tickets;
 
+/// How to begin.
+const AFTER_HELP: &str = "\
+Store:
+  --url URL, --config FILE, LOCKKEEPER_URL, ~/.config/lockkeeper.toml or
+  /etc/lockkeeper.toml; `lockkeeper run --help` says which one counts.
+
+Examples:
+  export LOCKKEEPER_URL=redis://127.0.0.1 # or sqlite:/var/lib/app/locks.db
+  lockkeeper doctor                       # whether the store is fit for locks
+  lockkeeper run -n report -- report.sh   # status 75 if another one runs it
+  lockkeeper who                          # who holds what
+  lockkeeper unlock --force report        # takes the lock away
+  t=$(lockkeeper acquire deploy --ttl 1h) # a lock that no process has
+  lockkeeper release --ticket \"$t\"";
+
 /// Locks by name on the store of a URL, for shell scripts, cron and operators.
 #[derive(Debug, Parser)]
 #[command(
     name = "lockkeeper",
     version,
     propagate_version = true,
-    arg_required_else_help = true
+    arg_required_else_help = true,
+    after_help = AFTER_HELP
 )]
 pub(crate) struct Args {
     /// The subcommand.
@@ -95,7 +111,8 @@ Prints the manual pages, or writes them to a folder.
 /// The options that name the store; see [`crate::settings`].
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct StoreArgs {
-    /// The store, such as redis://127.0.0.1/?namespace=shop or sqlite:/var/lib/shop/locks.db.
+    /// The store, such as redis://127.0.0.1/?namespace=shop or sqlite:/var/lib/shop/locks.db. Default: that of --config,
+    /// LOCKKEEPER_URL, ~/.config/lockkeeper.toml or /etc/lockkeeper.toml.
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
 

@@ -191,7 +191,7 @@ pub(super) fn outlasted(cause: Error, span: Duration, may_be_granted: bool) -> E
     let (kind, text) = match may_be_granted {
         false if is_told => {
             let text = format!(
-                "the store could not be reached for the last {span:.1?}; see to the store, or wait longer"
+                "the store could not be reached for the last {span:.1?}; check the store, or wait longer"
             );
             let error = match cause.is_unreachable() {
                 true => Error::unreachable(text),

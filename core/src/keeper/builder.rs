@@ -147,7 +147,7 @@ impl LockKeeperBuilder {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "`{missing}` is required, and this store cannot promise it; {}, or drop the requirement",
+                    "`{missing}` is required, and this store cannot promise it; {}",
                     missing.advice()
                 ),
             )
