@@ -151,7 +151,7 @@ pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> 
     // An error whose text is part of this error's text is not its source as well.
     let described = match &error {
         MySqlError(said) if ENDED.contains(&said.code) || is_outage_behind_proxy(said.code) => {
-            return server.unreachable(&said.message);
+            return server.not_ready(&said.message);
         }
         MySqlError(said) => return refused(said),
         DriverError(ConnectTimeout) => return server.not_connected(io::ErrorKind::TimedOut.into()),

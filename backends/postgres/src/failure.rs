@@ -180,7 +180,7 @@ impl ServerError {
                 ErrorKind::Unavailable,
                 "the server has no room for another lock; raise its `max_locks_per_transaction`",
             ),
-            "57P03" => return server.unreachable(message),
+            "57P03" => return server.not_ready(message),
             "40P01" => (
                 ErrorKind::Deadlock,
                 "the server found that this wait would never end: others wait for each other in a circle; take names in one order everywhere",

@@ -132,6 +132,13 @@ impl Server {
         ))
     }
 
+    /// Returns the error of a server that answers that it cannot serve yet, or any more. A fallback is opened after it, too.
+    pub fn not_ready(&self, said: impl fmt::Display) -> Error {
+        Error::unreachable(format!(
+            "{self} answers that it does not serve: {said}; wait for it, or look into its log"
+        ))
+    }
+
     /// Returns the error of a caller whose deadline passed before anything was sent.
     pub fn no_time_to_connect(&self) -> Error {
         self.unreachable("there was no time left to connect")
