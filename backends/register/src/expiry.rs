@@ -87,8 +87,13 @@ impl<S: RegisterStore> Register<S> {
         let answers = self.carry_out(&mut tasks, &mut Others::new(), call);
         for ((owner, end), answer) in over.iter().zip(answers) {
             if !matches!(answer, Some(Ok(_))) {
+                // The epoch stays: another process may have resumed the lease meanwhile, with a larger one.
+                let lease = end
+                    .lease
+                    .as_ref()
+                    .map(|(epoch, session)| (*epoch, &**session));
                 let again = self.now() + RETRY_AFTER;
-                self.ends.enter(&end.key, owner, None, again);
+                self.ends.enter(&end.key, owner, lease, again);
             }
         }
     }
@@ -100,5 +105,34 @@ impl<S: RegisterStore> Register<S> {
             deadline: self.now() + limit,
             cancel: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crossbeam_utils::sync::Parker;
+    use lockkeeper_core::SystemClock;
+
+    use super::*;
+    use crate::key::Key;
+    use crate::map_store::{Faults, Map, MapStore};
+
+    #[test]
+    fn removal_that_failed_is_repeated_for_the_same_epoch() {
+        let map = Arc::new(Map::new(false, Faults::default()));
+        let unparker = Parker::new().unparker().clone();
+        let store = MapStore::new(&map, "n");
+        let register = Register::new(store, Arc::new(SystemClock), unparker);
+        let key = Key::read("lock/a");
+        register
+            .ends
+            .enter(&key, "1-1", Some((5, "s")), register.now());
+        map.set(|faults| faults.is_cut_off = true);
+        register.end_due();
+        let state = register.ends.state.lock();
+        let end = state.leases.get("1-1").unwrap();
+        assert_eq!(end.lease.as_ref().map(|lease| lease.0), Some(5));
     }
 }
