@@ -35,9 +35,13 @@ pub(crate) struct Register<S: RegisterStore> {
     pub(crate) floor: Key,
     /// The largest epoch that this provider was granted.
     pub(crate) largest: AtomicU64,
-    /// The entries whose first waiter could be granted: the waiter, and since when it was seen.
-    unclaimed: Mutex<HashMap<Key, (String, HostInstant)>>,
+    /// The entries whose first waiter could be granted, and since when that was seen.
+    unclaimed: Mutex<HashMap<Key, (FirstWaiter, HostInstant)>>,
 }
+
+/// The owner of a first waiter, and the last epoch of the entry: a waiter that was skipped, and is the first again, has its
+/// time anew.
+type FirstWaiter = (String, u64);
 
 impl<S: RegisterStore> Register<S> {
     pub(crate) fn new(store: S, clock: Arc<dyn Clock>, watch: Unparker) -> Self {
@@ -67,17 +71,16 @@ impl<S: RegisterStore> Register<S> {
 
     /// Returns whether this first waiter of an entry, who could be granted, has not taken the name for too long. Waiters
     /// behind it may come and go.
-    pub(crate) fn is_overdue(&self, key: &Key, first: &str) -> bool {
+    pub(crate) fn is_overdue(&self, key: &Key, first: (&str, u64)) -> bool {
         let now = self.now();
+        let first = (first.0.to_owned(), first.1);
         let mut unclaimed = self.unclaimed.lock();
         if unclaimed.len() >= 256 {
             unclaimed.retain(|_, (_, since)| now < *since + 4 * GRACE);
         }
-        let known = unclaimed
-            .entry(key.clone())
-            .or_insert_with(|| (first.to_owned(), now));
+        let known = unclaimed.entry(key.clone()).or_default();
         if known.0 != first {
-            *known = (first.to_owned(), now);
+            *known = (first, now);
         }
         now >= known.1 + GRACE
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use lockkeeper_core::{
     Clock as _, ErrorKind, LeasePolicy, LockKeeper, LockName, Mode, SystemClock, WaitOutcome,
 };
-use lockkeeper_register::{Call, Key, RegisterProvider, RegisterStore as _, Write};
+use lockkeeper_register::{Call, Key, Read, RegisterProvider, RegisterStore as _, Write};
 
 use map_store::{Faults, Map, MapStore};
 
@@ -89,4 +89,46 @@ fn first_waiter_that_does_not_take_a_free_name_is_skipped() {
             });
         }
     });
+}
+
+/// It has joined the queue again, and is the first waiter anew.
+#[test]
+fn waiter_that_was_skipped_has_its_time_again() {
+    let map = Arc::new(Map::new(false, Faults::default()));
+    let (store, key) = (MapStore::new(&map, "shop"), LockName::new("a").unwrap());
+    let key = Key::of(&key, Mode::Exclusive);
+    let call = Call {
+        deadline: SystemClock.now() + LIMIT,
+        cancel: None,
+    };
+    let session = store.open_session(2 * LIMIT, call).unwrap();
+    let queue = format!(r#""q":[{{"o":"slow-1","m":"x","s":"{session}"}}]}}"#);
+    let set = |seen, text: &str| {
+        let write = Write {
+            key: &key,
+            seen,
+            session: None,
+            also: None,
+            value: Some(text),
+        };
+        store.write(&[write], call).unwrap();
+    };
+    set(None, &format!(r#"{{"v":1,"k":"lock/a","e":1,{queue}"#));
+    let keepers = [(); 2].map(|()| keeper(&map, LIMIT));
+    let try_all = || keepers.iter().find_map(|it| it.try_lock("a").unwrap());
+    let guard = loop {
+        if let Some(guard) = try_all() {
+            break guard;
+        }
+        assert!(SystemClock.now() < call.deadline, "it is not skipped");
+    };
+    let read = Read {
+        keys: &[&key],
+        ..Read::default()
+    };
+    let held = store.read(&read, call).unwrap().entries.remove(0).unwrap();
+    let text = held.value.strip_suffix('}').unwrap();
+    set(Some(held.version), &format!("{text},{queue}"));
+    guard.release().unwrap();
+    assert!(try_all().is_none(), "it is skipped at once");
 }

@@ -111,10 +111,11 @@ impl<S: RegisterStore> Round<'_, S> {
                 ..
             }
         );
-        let mut queue = base.into_iter().flat_map(|base| &base.queue);
-        let first = queue.find(|it| !has_ended(&it.session));
-        let first = first.filter(|_| is_unclaimed);
-        if first.is_some_and(|first| self.register.is_overdue(attempt.key, &first.owner)) {
+        let first = base.filter(|_| is_unclaimed).and_then(|base| {
+            let first = base.queue.iter().find(|it| !has_ended(&it.session))?;
+            Some((first.owner.as_str(), base.last))
+        });
+        if first.is_some_and(|first| self.register.is_overdue(attempt.key, first)) {
             (next, answer) = decide::attempt(base, attempt, has_ended, true);
         }
         // The answer depends on whether these have ended: the holders, the first waiter, and the session in which this owner
