@@ -29,8 +29,8 @@ pub(crate) struct Round<'r, S: RegisterStore> {
     sessions: BTreeMap<Duration, Session>,
     /// Those of the sessions that were read that have ended.
     ended: Vec<SessionId>,
-    /// The version and the epoch of the floor, if it was read and is there.
-    floor: Option<(Version, u64)>,
+    /// The version and the epoch of the floor, if it was read and is there. An error if it cannot be read.
+    floor: Result<Option<(Version, u64)>, Error>,
     /// The sessions on which the answers depend.
     deciding: Others,
 }
@@ -92,7 +92,7 @@ impl<'r, S: RegisterStore> Round<'r, S> {
             asked_at: register.now(),
             sessions: BTreeMap::new(),
             ended: Vec::new(),
-            floor: None,
+            floor: Ok(None),
             deciding: Others::new(),
         };
         let mut changes = round.read(tasks, answers)?;
@@ -118,7 +118,8 @@ impl<'r, S: RegisterStore> Round<'r, S> {
 
     /// Returns the least epoch of a grant.
     fn least_epoch(&self) -> u64 {
-        let floor = self.floor.map_or(0, |(_, last)| last);
+        let floor = self.floor.as_ref().ok().copied().flatten();
+        let floor = floor.map_or(0, |(_, last)| last);
         self.register.least_epoch().max(floor + 1)
     }
 }

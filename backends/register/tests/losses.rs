@@ -132,3 +132,23 @@ fn waiter_that_was_skipped_has_its_time_again() {
     guard.release().unwrap();
     assert!(try_all().is_none(), "it is skipped at once");
 }
+
+#[test]
+fn floor_of_another_version_is_told() {
+    let map = Arc::new(Map::new(false, Faults::default()));
+    let store = MapStore::new(&map, "shop");
+    let write = Write {
+        key: &Key::of_namespace("floor"),
+        seen: None,
+        session: None,
+        also: None,
+        value: Some(r#"{"v":2}"#),
+    };
+    let call = Call {
+        deadline: SystemClock.now() + LIMIT,
+        cancel: None,
+    };
+    store.write(&[write], call).unwrap();
+    let error = keeper(&map, LIMIT).try_lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+}

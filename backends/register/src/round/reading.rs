@@ -192,10 +192,10 @@ impl<S: RegisterStore> Round<'_, S> {
     fn take_in(&mut self, entry: Option<Entry>, change: Option<&mut Change>) -> Result<(), Error> {
         let version = entry.as_ref().map(|entry| entry.version);
         let contents = entry.map(|entry| Contents::read(&entry.value));
-        let contents = contents.transpose()?;
+        let contents = contents.transpose();
         match change {
-            Some(change) => (change.seen, change.found) = (version, contents),
-            None => self.floor = version.zip(contents.map(|it| it.last)),
+            Some(change) => (change.seen, change.found) = (version, contents?),
+            None => self.floor = contents.map(|it| version.zip(it.map(|it| it.last))),
         }
         Ok(())
     }

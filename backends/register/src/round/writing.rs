@@ -19,23 +19,23 @@ impl<S: RegisterStore> Round<'_, S> {
         answers: &mut Answers,
     ) -> Result<RoundEnd, Error> {
         let is_made = |change: &Change| change.next.is_some() && change.seen.is_none();
-        let texts: Vec<(&Key, Change, String)> = match self.floor {
-            // The store is new, or was wiped.
-            None if changes.values().any(is_made) => return self.make_floor(),
-            _ => {
-                let changed = changes.into_iter().filter_map(|(key, change)| {
-                    let text = change.next.as_ref()?.text();
-                    Some((key, change, text))
-                });
-                changed.collect()
-            }
+        let floor = match changes.values().any(is_made) {
+            true => match self.floor.clone()? {
+                // The store is new, or was wiped.
+                None => return self.make_floor(),
+                found => found,
+            },
+            false => None,
         };
+        let changed = changes.into_iter().filter_map(|(key, change)| {
+            let text = change.next.as_ref()?.text();
+            Some((key, change, text))
+        });
+        let texts: Vec<(&Key, Change, String)> = changed.collect();
         if texts.is_empty() {
             return Ok(RoundEnd::Written);
         }
-        let floor = self
-            .floor
-            .map(|(version, _)| (&self.register.floor, version));
+        let floor = floor.map(|(version, _)| (&self.register.floor, version));
         let writes = texts.iter().map(|(key, change, text)| Write {
             key,
             seen: change.seen,
