@@ -1,5 +1,5 @@
-//! Blocking locks by name, on the store of a URL: Redis, MySQL, MariaDB, PostgreSQL, etcd, Consul, a SQLite file, or the
-//! process itself. For programs whose work is done by threads. No async runtime comes along.
+//! Blocking locks by name, on the store of a URL: Redis, MySQL, MariaDB, PostgreSQL, etcd, Consul, ZooKeeper, a SQLite file,
+//! or the process itself. For programs whose work is done by threads. No async runtime comes along.
 //!
 //! ```
 //! let keeper = lockkeeper::open("memory:?ttl=30s&wait=5s")?;

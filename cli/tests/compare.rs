@@ -272,6 +272,24 @@ fn help_documents_options_json_and_exit_status() {
 }
 
 #[test]
+fn help_names_each_server_that_is_started() {
+    let help = text(&run(&["compare", "--help"]).stdout);
+    let about = help.split_once("--servers\n").unwrap().1;
+    let about = about.split_once("--json").unwrap().0;
+    for server in [
+        "Redis",
+        "MariaDB",
+        "MySQL",
+        "PostgreSQL",
+        "etcd",
+        "Consul",
+        "ZooKeeper",
+    ] {
+        assert!(about.contains(server), "{server} in\n{about}");
+    }
+}
+
+#[test]
 fn interruption_shows_what_was_measured_and_leaves_nothing_behind() {
     use lockkeeper::clock::{Clock, SystemClock};
     use std::process::Stdio;

@@ -75,8 +75,8 @@ impl Comparison {
         self
     }
 
-    /// Starts Redis, MariaDB, MySQL, PostgreSQL and etcd servers for the run, as far as they are installed, and stops
-    /// them at its end. They are compared beside the embedded stores and those that were added.
+    /// Starts Redis, MariaDB, MySQL, PostgreSQL, etcd, Consul and ZooKeeper servers for the run, as far as they are
+    /// installed, and stops them at its end. They are compared beside the embedded stores and those that were added.
     pub fn servers(mut self, servers: bool) -> Self {
         self.servers = servers;
         self

@@ -51,8 +51,8 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "FILE[:TABLE]")]
     pub(crate) config: Vec<PathBuf>,
 
-    /// Start the installed Redis, MariaDB, MySQL, PostgreSQL and etcd servers for the run, and stop them at its
-    /// end. They are compared beside the embedded stores, --url and --config.
+    /// Start the installed Redis, MariaDB, MySQL, PostgreSQL, etcd, Consul and ZooKeeper servers for the run, and stop
+    /// them at its end. They are compared beside the embedded stores, --url and --config.
     #[arg(long)]
     pub(crate) servers: bool,
 
