@@ -46,7 +46,7 @@ Exit status:
   0   done
   64  wrong usage, or the text is no ticket
   69  the store is out of reach, or did not say; the lock may go on
-  71  the ticket could not be printed
+  71  the ticket could not be read from standard input, or printed
   78  bad configuration, or the ticket is of another store or namespace
   79  the lock has ended before";
 

@@ -11,6 +11,7 @@ pub(crate) const CASES: &[Case] = cases![
     ticket_is_good_until_the_lock_is_released,
     ticket_that_nobody_gets_is_released,
     lock_of_a_ticket_ends_with_its_ttl,
+    lock_of_a_ticket_that_was_taken_away_is_told,
     wrong_tickets_are_refused,
 ];
 
@@ -85,6 +86,13 @@ fn lock_of_a_ticket_ends_with_its_ttl(rig: &Rig) {
     // Waits until then.
     exits(&rig.run(&["a"], "true"), 0);
     fails(&command(rig, &["release", "--ticket", &ticket]), 79);
+}
+
+fn lock_of_a_ticket_that_was_taken_away_is_told(rig: &Rig) {
+    let ticket = acquire(rig, &["a"]);
+    exits(&command(rig, &["unlock", "--force", "--yes", "a"]), 0);
+    let late = fails(&command(rig, &["renew", "--ticket", &ticket]), 79);
+    contains(&late, &["was taken away"]);
 }
 
 fn wrong_tickets_are_refused(rig: &Rig) {

@@ -202,6 +202,6 @@ impl Engine {
 fn ended() -> Error {
     Error::new(
         ErrorKind::Lost,
-        "the lock of the ticket has ended: it was not resumed in time, or was released; acquire it anew",
+        "the lock of the ticket has ended: it was not resumed in time, was released, or was taken away; acquire it anew",
     )
 }
