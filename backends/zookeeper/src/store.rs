@@ -39,10 +39,10 @@ const PAGE: usize = 128;
 /// connection of its own.
 ///
 /// # Limits
-/// - The ttl is a whole number of milliseconds, and between minSessionTimeout and maxSessionTimeout of the servers: 4 s to
-///   40 s by default.
-/// - Sessions end at multiples of tickTime. So the name of a dead holder is free up to one tick after its ttl: 2 s by
-///   default. A new leader begins every session's time anew.
+/// - The ttl is a whole number of milliseconds, and between minSessionTimeout and maxSessionTimeout of the servers: by
+///   default 2 to 20 ticks.
+/// - Sessions end at multiples of tickTime. So the name of a dead holder is free up to one tick after its ttl. A new leader
+///   begins every session's time anew.
 /// - Finding a host's addresses takes as long as the system's resolver does.
 /// - Do not use it on both sides of a fork; open it after forking.
 pub struct ZooKeeperStore {
