@@ -69,6 +69,19 @@ impl FreeNames {
             .collect()
     }
 
+    /// Takes names back that could not be removed from the store. They are due at once.
+    pub(crate) fn put_back(&self, due: Vec<(Key, Version, u64)>) {
+        let mut names = self.0.lock();
+        for (key, version, last) in due {
+            let since = HostInstant::default();
+            names.entry(key).or_insert(FreeName {
+                version,
+                last,
+                since,
+            });
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }

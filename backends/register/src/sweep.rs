@@ -21,9 +21,11 @@ use crate::store::{Call, Read, RegisterStore, SessionId, Version, Write};
 impl<S: RegisterStore> Register<S> {
     /// Removes the entries of the names that this provider has released, and that have been free for this long.
     pub(crate) fn remove_own(&self, kept: Duration, call: Call<'_>) {
-        let due = self.freed.take_due(kept, self.now());
-        // If it fails, another program removes them later.
-        let _ = self.remove_entries(&due, call);
+        let mut due = self.freed.take_due(kept, self.now());
+        // What is left after a failure is removed next time, or by another program.
+        if self.remove_entries(&mut due, call).is_err() {
+            self.freed.put_back(due);
+        }
     }
 
     /// Removes the entries of free names that dead processes have left.
@@ -43,8 +45,8 @@ impl<S: RegisterStore> Register<S> {
             contents.is_free().then_some((key, version, contents.last))
         });
         let old = self.least_epoch().saturating_sub(epochs_in(KEPT));
-        let left: Vec<_> = left.filter(|it| it.2 < old).collect();
-        self.remove_entries(&left, call)
+        let mut left: Vec<_> = left.filter(|it| it.2 < old).collect();
+        self.remove_entries(&mut left, call)
     }
 
     /// Returns which sessions of these contents have ended.
@@ -69,14 +71,20 @@ impl<S: RegisterStore> Register<S> {
         Ok(ended)
     }
 
-    /// Removes entries that still have these versions.
-    fn remove_entries(&self, entries: &[(Key, Version, u64)], call: Call<'_>) -> Result<(), Error> {
+    /// Removes entries that still have these versions. After an error, those that were removed are no longer in the list.
+    fn remove_entries(
+        &self,
+        entries: &mut Vec<(Key, Version, u64)>,
+        call: Call<'_>,
+    ) -> Result<(), Error> {
         let Some(largest) = entries.iter().map(|it| it.2).max() else {
             return Ok(());
         };
         while !self.raise_floor(largest, call)? {}
-        for entries in entries.chunks(self.batch()) {
-            let removes = entries.iter().map(|(key, version, _)| Write {
+        while !entries.is_empty() {
+            let rest = entries.len().saturating_sub(self.batch());
+            let removes = entries.iter().skip(rest);
+            let removes = removes.map(|(key, version, _)| Write {
                 key,
                 seen: Some(*version),
                 session: None,
@@ -85,6 +93,7 @@ impl<S: RegisterStore> Register<S> {
             });
             let writes: Vec<_> = removes.collect();
             self.store.write(&writes, call)?;
+            entries.truncate(rest);
         }
         Ok(())
     }
@@ -130,6 +139,37 @@ mod tests {
     use super::*;
     use crate::entry::Waiter;
     use crate::map_store::{Faults, Map, MapStore};
+
+    #[test]
+    fn free_name_that_could_not_be_removed_is_removed_next_time() {
+        let map = Arc::new(Map::new(false, Faults::default()));
+        let unparker = Parker::new().unparker().clone();
+        let clock = Arc::new(SystemClock);
+        let register = Register::new(MapStore::new(&map, "n"), clock, unparker);
+        let call = register.background_call();
+        let key = Key::read("lock/a");
+        let contents = Contents::free(&key, 5);
+        let write = Write {
+            key: &key,
+            seen: None,
+            session: None,
+            also: None,
+            value: Some(&contents.text()),
+        };
+        let version = register.store.write(&[write], call).unwrap().remove(0);
+        let since = register.now();
+        register.freed.note(&key, Some(&contents), version, since);
+        for is_cut_off in [true, false] {
+            map.set(|faults| faults.is_cut_off = is_cut_off);
+            register.remove_own(std::time::Duration::ZERO, call);
+        }
+        let left = register.store.list(call).unwrap();
+        let left: Vec<_> = left
+            .iter()
+            .filter(|it| it.value.contains("lock/a"))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
 
     #[test]
     fn what_dead_processes_left_is_removed_below_the_floor() {
