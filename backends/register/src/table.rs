@@ -38,6 +38,8 @@ use sql::{RowWrite, TableSql};
 
 /// How many entries one call writes, and how many sessions one call keeps.
 const BATCH: usize = 64;
+/// How many entries are listed at once. Each has 64 KiB at most, or twice as much in hexadecimal digits, and a reply 16 MiB.
+const PAGE: usize = 100;
 
 /// A connection on which statements run, each a complete text. It needs no state of its session.
 pub trait TableConnection: Connection + Send + 'static {
@@ -413,8 +415,20 @@ impl<C: TableConnection> RegisterStore for TableStore<C> {
     }
 
     fn list(&self, call: Call<'_>) -> Result<Vec<Entry>, Error> {
-        let rows = self.rows(&[self.sql.list()], call)?;
-        Ok(rows.into_values().map(|row| row.entry).collect())
+        let (mut entries, mut after) = (Vec::new(), Vec::new());
+        loop {
+            let reply = self.ask(&[self.sql.list(&after, PAGE)], call)?.pop();
+            let rows = reply.unwrap_or_default().rows;
+            for row in &rows {
+                let (_, row) = Row::read::<C::Dialect>(row).ok_or_else(senseless)?;
+                entries.push(row.entry);
+            }
+            let last = rows.get(PAGE - 1).and_then(|row| row.first()?.as_deref());
+            match last.and_then(C::Dialect::decode) {
+                Some(name) => after = name,
+                None => return Ok(entries),
+            }
+        }
     }
 
     fn examine(&self, call: Call<'_>) -> Result<Vec<Finding>, Error> {

@@ -120,12 +120,12 @@ impl<D: Dialect> TableSql<D> {
         self.select_where(&rows.join(" OR "))
     }
 
-    /// Selects all entries.
-    pub(super) fn list(&self) -> String {
-        let [eq, _] = D::OPERATORS;
+    /// Selects the first entries behind a name, in the order of the names.
+    pub(super) fn list(&self, after: &[u8], limit: usize) -> String {
+        let ([eq, gt], after) = (D::OPERATORS, self.dialect.bytes(after));
+        let namespace = &self.namespace;
         self.select_where(&format!(
-            "namespace {eq} {} AND ends IS NULL",
-            self.namespace
+            "namespace {eq} {namespace} AND name {gt} {after} AND ends IS NULL ORDER BY name LIMIT {limit}"
         ))
     }
 

@@ -308,3 +308,15 @@ pub(crate) fn writes_are_seen_by_another_program(
         assert!(entry(other, &key).is_some(), "{key}");
     }
 }
+
+/// A reply of the server is limited to 16 MiB.
+pub(crate) fn entries_are_listed_whatever_their_size(store: &impl RegisterStore) {
+    let keys: Vec<_> = (0..300).map(|at| key(&format!("{at}"))).collect();
+    let value = "v".repeat(60 << 10);
+    for keys in keys.chunks(10) {
+        let writes = keys.iter().map(|key| write(key, None, Some(&value)));
+        let written = store.write(&writes.collect::<Vec<_>>(), call()).unwrap();
+        assert!(written.iter().all(Option::is_some));
+    }
+    assert_eq!(store.list(call()).unwrap().len(), keys.len());
+}
