@@ -49,6 +49,12 @@ impl Lateness {
         Duration::from_nanos(self.0.all_nanos.load(Ordering::Relaxed) / pauses)
     }
 
+    /// Adds how late something else was, such as a server that starts again.
+    pub(crate) fn add(&self, late: Duration) {
+        let nanos = u64::try_from(late.as_nanos()).unwrap_or(u64::MAX);
+        self.0.longest_nanos.fetch_max(nanos, Ordering::Relaxed);
+    }
+
     fn longest(&self) -> Duration {
         Duration::from_nanos(self.0.longest_nanos.load(Ordering::Relaxed))
     }
@@ -66,12 +72,12 @@ impl Rig<'_> {
     pub(crate) fn with_renewed_ttl(
         &self,
         millis: u64,
-        check: impl Fn(Duration) -> Outcome,
+        check: impl Fn(Duration, &Lateness) -> Outcome,
     ) -> Outcome {
         let mut ttl = self.ttl(millis);
         loop {
             let lateness = Lateness::measure();
-            match catch_unwind(AssertUnwindSafe(|| check(ttl))) {
+            match catch_unwind(AssertUnwindSafe(|| check(ttl, &lateness))) {
                 Ok(outcome) => return outcome,
                 // A renewal goes through several threads.
                 Err(_) if lateness.longest() > ttl / 20 && ttl < LONGEST => ttl *= 2,

@@ -73,16 +73,22 @@ pub(super) fn zero_wait_is_one_attempt(rig: &Rig<'_>) -> Outcome {
 }
 
 pub(super) fn one_of_hundred_attempts_is_granted(rig: &Rig<'_>) -> Outcome {
-    attempts(&[rig.keeper()]);
+    assert_eq!(attempts(&[rig.keeper()]), 1);
     rig.nothing_left();
-    attempts(&[rig.keeper(), rig.keeper()]);
+    let keepers = [rig.keeper(), rig.keeper()];
+    // The two requests to a quorum can be in each other's way, and both are busy then.
+    let granted = (0..5)
+        .map(|_| attempts(&keepers))
+        .find(|granted| *granted > 0);
+    assert_eq!(granted, Some(1));
     rig.nothing_left();
     Ok(())
 }
 
-fn attempts(keepers: &[LockKeeper]) {
+/// Returns how many of a hundred attempts at the same time are granted.
+fn attempts(keepers: &[LockKeeper]) -> usize {
     let barrier = Barrier::new(100);
-    let granted = thread::scope(|scope| {
+    thread::scope(|scope| {
         let threads: Vec<_> = (0..100)
             .map(|number| {
                 let keeper = &keepers[number % keepers.len()];
@@ -100,8 +106,7 @@ fn attempts(keepers: &[LockKeeper]) {
         answers
             .filter(|granted| *granted.as_ref().expect("the thread does not panic"))
             .count()
-    });
-    assert_eq!(granted, 1);
+    })
 }
 
 pub(super) fn busy_lock_times_out(rig: &Rig<'_>) -> Outcome {

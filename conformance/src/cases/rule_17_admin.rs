@@ -30,7 +30,7 @@ pub(super) fn forced_release_ends_one_lease_of_a_name(rig: &Rig<'_>) -> Outcome 
         Ok(()) => 3_600_000,
         Err(_) => 6_000,
     };
-    rig.with_renewed_ttl(ttl, |ttl| {
+    rig.with_renewed_ttl(ttl, |ttl, _| {
         end_one_lease(rig, modes, LeasePolicy::Renewed { ttl });
         rig.nothing_left();
         Ok(())

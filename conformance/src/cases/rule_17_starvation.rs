@@ -14,17 +14,17 @@ const WORK: Duration = Duration::from_millis(1);
 /// How long a reader holds the name until another one has come.
 const OVERLAP: Duration = Duration::from_millis(10);
 
-/// Threads of four keepers hold the name in the mode `stream` without a pause. Meanwhile a fifth keeper, and
-/// then one of the four, acquires it in the mode `rival`. The holds of readers overlap, so that the name is
+/// Threads of two keepers hold the name in the mode `stream` without a pause. Meanwhile a third keeper, and
+/// then one of the two, acquires it in the mode `rival`. The holds of readers overlap, so that the name is
 /// free of readers only when they are held back.
 fn pass_stream(rig: &Rig<'_>, pair: Pair) {
     let (name, stream, rival) = (&pair.name(), pair.held, pair.rival);
-    let keepers = [(); 5].map(|()| build(rig.builder().handover_max(3)));
+    let keepers = [(); 3].map(|()| build(rig.builder().handover_max(3)));
     let (stop, grants) = (&AtomicBool::new(false), &AtomicU64::new(0));
     thread::scope(|scope| {
         let _stop = StopOnDrop(stop);
-        for number in 0..8 {
-            let keeper = &keepers[number % 4];
+        for number in 0..4 {
+            let keeper = &keepers[number % 2];
             scope.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
                     let _guard = take_in(keeper, name, stream);
@@ -39,8 +39,8 @@ fn pass_stream(rig: &Rig<'_>, pair: Pair) {
             });
         }
         rig.until("the stream runs", || grants.load(Ordering::SeqCst) >= 20);
-        for keeper in [&keepers[4], &keepers[0]] {
-            for _ in 0..5 {
+        for keeper in [&keepers[2], &keepers[0]] {
+            for _ in 0..3 {
                 drop(take_in(keeper, name, rival));
             }
         }

@@ -174,9 +174,13 @@ fn every_flaw_is_found() {
     let flaws = |case| flaws_found_by(case).iter().map(move |flaw| (case, *flaw));
     let found = for_all(Suite::cases().flat_map(flaws), |(case, flaw)| {
         // A short time-out: most flaws show as an event that never comes.
-        let verdict = check(flaw, Duration::from_secs(1), case);
-        let is_found = matches!(verdict, Verdict::Failed(_));
-        assert!(is_found, "{flaw:?} and {case}: {verdict:?}");
+        let is_found = || {
+            let verdict = check(flaw, Duration::from_secs(1), case);
+            matches!(verdict, Verdict::Failed(_))
+        };
+        // A drop's release may come after a short outage, by which some flaws do not show.
+        let is_found = (0..5).any(|_| is_found());
+        assert!(is_found, "{flaw:?} and {case}");
     });
     assert_eq!(found, FOUND);
 }
