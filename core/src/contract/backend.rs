@@ -98,7 +98,7 @@ pub trait Backend: StoreInfo {
 
     /// Carries out attempts without a wait, renewals and releases, and sets the answer of each.
     ///
-    /// There are up to [`Capabilities::batch`](crate::Capabilities::batch) operations. By default that is one: such a
+    /// The engine sends at least one operation, and up to [`Capabilities::batch`](crate::Capabilities::batch). By default that is one: such a
     /// store goes through them, and carries out each by itself. If the store takes many operations in one request,
     /// declare the number by [`Capabilities::with_batch`](crate::Capabilities::with_batch). Requests that the threads of
     /// a process make at the same moment come together then, and so do renewals that are due. The operations concern

@@ -421,3 +421,18 @@ impl Clock for HookedClock {
         self.inner.on_jump(wake);
     }
 }
+
+/// The holder renews the lease itself at the time at which the keeper would.
+#[test]
+fn keeper_asks_the_store_for_nothing_if_no_lease_that_is_due_is_there() {
+    let (store, keeper) = batching();
+    let [guard, _other] = ["a", "far"].map(|name| keeper.lock(name).unwrap());
+    store.renewals("a", Renewals::Hang);
+    let by_hand = thread::spawn(move || guard.renew());
+    store.wait_for("a", "renew", 1);
+    // The keeper's threads renew the leases of the first part first.
+    store.next_renewal("far");
+    store.renewals("a", Renewals::Work);
+    by_hand.join().unwrap().unwrap();
+    store.set(|state| assert!(!state.batches.contains(&0), "{:?}", state.batches));
+}

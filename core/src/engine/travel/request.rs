@@ -325,6 +325,10 @@ impl Engine {
     /// Asks the provider for all of it in one call, about one part of the store, and returns the answers in the order of
     /// the requests.
     pub(crate) fn exchange_all(&self, part: usize, mut requests: Vec<Request>) -> Vec<Answer> {
+        // The holders may have taken all leases of a renewal meanwhile.
+        if requests.is_empty() {
+            return Vec::new();
+        }
         let asked_at = self.clock.now();
         let prepared = requests.iter_mut().map(|it| Prepared::of(it, &*self.clock));
         let mut prepared: Vec<_> = prepared.collect();
