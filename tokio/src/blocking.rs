@@ -12,7 +12,7 @@ pub(crate) async fn run<T: Send + 'static>(
         Err(ended) => match ended.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(ended) => {
-                let text = "the runtime has ended; nothing was acquired";
+                let text = "the runtime has ended, and the call was not made";
                 Err(Error::new(ErrorKind::Cancelled, text).with_source(ended))
             }
         },

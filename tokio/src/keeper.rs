@@ -1,5 +1,7 @@
 //! The keeper: acquisitions as futures.
 
+use std::time::Duration;
+
 use lockkeeper_core::{
     AcquireOptions, AsLockName, CancelToken, Error, LockGuard, LockKeeper, LockName,
 };
@@ -11,6 +13,9 @@ use crate::guard::AsyncGuard;
 ///
 /// A dropped future ends its wait at once, and leaves nothing in the store. A grant that comes at that moment is
 /// released. Outside of a runtime of tokio, the futures panic.
+///
+/// Keep a clone until all guards have ended. The drop of the last one blocks until the releases that are under way are
+/// done, for some 2 s at most.
 #[derive(Clone, Debug)]
 pub struct AsyncKeeper {
     keeper: LockKeeper,
@@ -64,11 +69,8 @@ impl AsyncKeeper {
     /// # Errors
     /// As [`LockKeeper::try_lock`], and as [`lock`](Self::lock).
     pub async fn try_lock(&self, name: impl AsLockName) -> Result<Option<AsyncGuard>, Error> {
-        let call = |keeper: &LockKeeper, name, _: &_| {
-            let guard = keeper.try_lock(name)?;
-            Ok(guard.map(|guard| AsyncGuard::new(keeper, guard)))
-        };
-        self.blocking(&name, &AcquireOptions::new(), call).await
+        let options = AcquireOptions::new().wait(Duration::ZERO);
+        self.acquire(name, &options).await
     }
 
     /// Acquires the lock with `options`. Returns `None` if another holder had the lock until the end of the wait.
