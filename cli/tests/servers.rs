@@ -118,7 +118,8 @@ fn interruption_stops_the_servers() {
         "--scenario=gather",
         "--strategy=named-lock",
         "--threads=40",
-        "--held=10s",
+        // Longer than a busy machine takes to connect.
+        "--held=60s",
         "--url",
         &url,
     ];

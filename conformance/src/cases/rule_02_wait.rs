@@ -139,7 +139,9 @@ pub(super) fn unreachable_store_is_unavailable(rig: &Rig<'_>) -> Outcome {
     drop(fault);
     assert!(is_busy(&rig.keeper(), "held"), "the lock is still held");
     // Right behind an outage, a drop may leave the release to the keeper's threads.
-    take(&keeper, "free").release().expect("the store is back");
+    let free = keeper.try_lock_for("free", rig.timeout());
+    let free = free.expect("the store is back").expect("it is free");
+    free.release().expect("the store is back");
     assert!(
         !is_busy(&rig.keeper(), "free"),
         "the failed attempts left no lock"
