@@ -118,8 +118,7 @@ fn interruption_stops_the_servers() {
         "--scenario=gather",
         "--strategy=named-lock",
         "--threads=40",
-        // Longer than a busy machine takes to connect.
-        "--held=60s",
+        "--held=10s",
         "--url",
         &url,
     ];
@@ -128,8 +127,8 @@ fn interruption_stops_the_servers() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // One of the forty holds the lock.
-    until("they wait", || waiting(&server) == 39);
+    // One holds the lock, and some have had it where a busy machine was slow to connect.
+    until("they wait", || waiting(&server) >= 20);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
