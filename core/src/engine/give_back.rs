@@ -175,9 +175,8 @@ impl Engine {
             self.start_sender(release.part, next);
         }
         match release.guard {
-            // A request for another name may have taken the reply along. Its thread must not run the observer's code in
-            // the middle of that.
-            Some(guard) if release.is_sent && self.notifier.is_observed() => {
+            // A thread that sends requests, for other names too, must not run the observer's code.
+            Some(guard) if self.capabilities.batch() > 1 && self.notifier.is_observed() => {
                 self.start_return(Return::Report(guard, answer));
             }
             guard => {

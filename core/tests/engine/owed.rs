@@ -312,6 +312,29 @@ fn request_that_takes_the_reply_along_does_not_run_the_observer() {
     drop(guard);
 }
 
+/// A few threads send all requests, and the observer's code may ask for another name.
+#[test]
+fn threads_that_send_releases_do_not_run_the_observer() {
+    let store = ScriptedStore::with_batches();
+    store.sends(Sends::Nothing);
+    let (end, ended) = channel();
+    let observer = Arc::new(Stuck(Mutex::new(ended)));
+    let keeper = store.builder().observer(observer).build().unwrap();
+    let names: Vec<_> = (0..8).map(|number| format!("{number}")).collect();
+    let guards: Vec<_> = names
+        .iter()
+        .map(|name| keeper.lock(name).unwrap())
+        .collect();
+    for (name, guard) in names.iter().zip(guards) {
+        drop(guard);
+        store.wait_for(name, "release", 1);
+    }
+    let other = spawn_acquire(&keeper, "b", forever());
+    eventually("it is granted", || other.is_finished());
+    drop(end);
+    drop(granted(other));
+}
+
 /// The server has closed the connection while the host was suspended, say.
 #[test]
 fn reply_that_was_lost_during_a_pause_is_no_outage() {
