@@ -52,7 +52,8 @@ impl Row {
         let builder = rig.builder().lease(rig.renewed(1_000));
         let keeper = build(builder.observer(Arc::clone(&recorder) as _));
         if moment != Moment::Opened {
-            drop(take(&keeper, "warm"));
+            let warm = take(&keeper, "warm");
+            warm.release().expect("the store replies");
         }
         Self {
             moment,
@@ -141,7 +142,8 @@ pub(super) fn acquisition_that_rides_no_outage_out_fails(rig: &Rig<'_>) -> Outco
     let (builder, tap) = rig.tapped();
     let keeper = build(builder);
     // Some stores connect with the first lock.
-    drop(take(&keeper, "warm"));
+    let warm = take(&keeper, "warm");
+    warm.release().expect("the store replies");
     let fault = rig.cut_off()?;
     let waits = AcquireOptions::new().wait(Duration::from_millis(300));
     let attempt = AcquireOptions::new().wait(Duration::ZERO);
