@@ -4,8 +4,8 @@
 //! First come, first served, whatever the modes: a request is granted if no earlier request waits, and the holders admit
 //! it. An entry with a free name may still have waiters. The first of them takes the name by its own write, so nothing is
 //! reserved for it. If it does not, others see an entry that stays the same although its first waiter could be granted.
-//! After a while by their own clocks they remove that waiter, which queues again if it still lives. Meanwhile nobody enters
-//! the queue: with many processes, the first waiter would find another version each time.
+//! After a while by their own clocks they remove that waiter, which queues again if it still lives. Until then, no other
+//! request enters the queue: with many processes, the first waiter would find another version each time.
 
 use lockkeeper_core::Mode;
 

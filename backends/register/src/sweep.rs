@@ -140,12 +140,17 @@ mod tests {
     use crate::entry::Waiter;
     use crate::map_store::{Faults, Map, MapStore};
 
-    #[test]
-    fn free_name_that_could_not_be_removed_is_removed_next_time() {
+    fn register() -> (Arc<Map>, Register<MapStore>) {
         let map = Arc::new(Map::new(false, Faults::default()));
         let unparker = Parker::new().unparker().clone();
         let clock = Arc::new(SystemClock);
         let register = Register::new(MapStore::new(&map, "n"), clock, unparker);
+        (map, register)
+    }
+
+    #[test]
+    fn free_name_that_could_not_be_removed_is_removed_next_time() {
+        let (map, register) = register();
         let call = register.background_call();
         let key = Key::read("lock/a");
         let contents = Contents::free(&key, 5);
@@ -173,10 +178,7 @@ mod tests {
 
     #[test]
     fn what_dead_processes_left_is_removed_below_the_floor() {
-        let map = Arc::new(Map::new(false, Faults::default()));
-        let unparker = Parker::new().unparker().clone();
-        let clock = Arc::new(SystemClock);
-        let register = Register::new(MapStore::new(&map, "n"), clock, unparker);
+        let (_map, register) = register();
         let call = register.background_call();
         let session = register.store.open_session(KEPT, call).unwrap();
         let young = register.least_epoch();

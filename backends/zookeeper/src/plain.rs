@@ -37,7 +37,7 @@ pub enum PlainWrite<'a> {
 }
 
 impl PlainClient {
-    /// Makes a client whose session lives for `session` after its last request. An idle one pings.
+    /// Makes a client whose session lives for `session` after its last request. An idle client pings the server.
     ///
     /// # Errors
     /// Options out of bounds, or a certificate that cannot be read.

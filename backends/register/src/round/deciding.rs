@@ -171,7 +171,7 @@ impl<S: RegisterStore> Round<'_, S> {
             return Some(self.then(then, attempt.key, base, change.seen));
         };
         if let (Kind::Resumes, Answer::Granted { epoch, .. }) = (attempt.kind, answer) {
-            // If no reply comes, nobody else ends what this writes: other leases keep its session.
+            // If no reply comes, only this provider's timer ends the lease: other leases keep its session.
             let ends = self.asked_at + session.ttl;
             let lease = Some((epoch, session.id.as_str()));
             self.register.ends.enter(attempt.key, owner, lease, ends);

@@ -121,7 +121,7 @@ impl<S: RegisterStore> Round<'_, S> {
         }
     }
 
-    /// Has a session kept unless it `is_recent`. If a write was refused, it may have met the end of the session.
+    /// Schedules a session to be kept, unless it `is_recent`. A write that was refused may have met the end of the session.
     fn keep_or_check(&self, session: Session, is_recent: bool, beside: &mut Beside) {
         if !is_recent {
             beside.keep.insert(session.id, session.ttl);

@@ -99,7 +99,7 @@ impl<S: RegisterStore> Round<'_, S> {
         Ok(RoundEnd::Written)
     }
 
-    /// Returns the answer to a task, whose entry has `contents` now.
+    /// Returns the answer to a task. `contents` is what its entry contains now.
     pub(super) fn then(
         &self,
         then: Then,
