@@ -15,6 +15,9 @@ use crate::history::History;
 use crate::mode_text;
 use crate::rig::Skip;
 
+/// How long a child process has to start, and its own server with it. One whose server does not start ends itself.
+const START: Duration = Duration::from_secs(300);
+
 /// A running child process. Dropping the handle kills the process, even a stopped one; the process
 /// also ends by itself when the suite's process ends.
 pub(crate) struct ChildProcess {
@@ -43,13 +46,14 @@ impl ChildProcess {
                 }
             }
         });
-        let process = Self {
+        let mut process = Self {
             child,
             stdin,
             lines,
-            timeout,
+            timeout: START,
         };
         process.expect("ready");
+        process.timeout = timeout;
         process
     }
 

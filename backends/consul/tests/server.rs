@@ -255,15 +255,12 @@ fn sessions_outlive_agents(kind: ConsulKind) {
     let leader = cluster.leader(&[]).unwrap();
     let [left, other] = [(leader + 1) % 3, (leader + 2) % 3].map(|at| &cluster.members()[at]);
     let session = open(&options(left)).open_session(LONG, call()).unwrap();
-    // The reply comes when the agent has left.
     left.call("PUT", "/v1/agent/leave", None, "").unwrap();
     let store = open(&options(other));
-    let nodes = other.call("GET", "/v1/catalog/nodes", None, "").unwrap();
-    assert_eq!(
-        nodes.as_array().unwrap().len(),
-        3,
-        "two agents, and that of the sessions: {nodes}"
-    );
+    until("two agents are left, and that of the sessions", || {
+        let nodes = other.call("GET", "/v1/catalog/nodes", None, "").unwrap();
+        nodes.as_array().unwrap().len() == 3
+    });
     assert!(!has_ended(&store, &session, Some(LONG)));
 }
 

@@ -95,16 +95,20 @@ pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// A page of InnoDB, or two of PostgreSQL.
+const ZEROS: [u8; 16 << 10] = [0; 16 << 10];
+
 /// Copies a file without writing its zeros, which most of it is.
 fn copy_sparsely(from: &Path, to: &Path) -> io::Result<()> {
     let (mut old, mut new) = (File::open(from)?, File::create_new(to)?);
-    let mut block = vec![0; 64 << 10];
+    let mut block = ZEROS;
     loop {
         let read = old.read(&mut block)?;
         let Some(bytes @ [_, ..]) = block.get(..read) else {
             break;
         };
-        if bytes.iter().all(|byte| *byte == 0) {
+        // One call of `memcmp`. A debug build that looks at each byte takes longer than the server to start.
+        if ZEROS.starts_with(bytes) {
             new.seek(SeekFrom::Current(i64::try_from(read).unwrap_or(0)))?;
         } else {
             new.write_all(bytes)?;

@@ -89,7 +89,11 @@ pub(super) fn quick(kind: MySqlKind) -> Vec<&'static str> {
             "--aria-pagecache-buffer-size=1M",
             "--key-buffer-size=1M",
         ],
-        MySqlKind::MySql9 => &["--innodb-redo-log-capacity=8M", "--auto-generate-certs=OFF"],
+        MySqlKind::MySql9 => &[
+            "--innodb-redo-log-capacity=8M",
+            "--innodb-log-buffer-size=1M",
+            "--auto-generate-certs=OFF",
+        ],
     });
     // The servers refuse to run as root without this.
     if rustix::process::geteuid().is_root() {
