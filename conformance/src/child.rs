@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    AcquireOptions, Error, LeasePolicy, LockGuard, LockKeeper, LockProvider, Mode, ObservedLock,
-    Observer, Wait,
+    AcquireOptions, Error, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockProvider, Mode,
+    ObservedLock, Observer, Wait,
 };
 
 use crate::fixture::Fixture;
@@ -367,6 +367,9 @@ mod fork {
     use super::*;
     use crate::rig::SIBLING_ROUNDS;
 
+    /// How often a store that is not available is asked again.
+    const ATTEMPTS: u32 = 50;
+
     /// Acquires a name, drops everything, and forks two siblings that compete for names.
     pub(super) fn run(suite: &Suite, spec: &ChildSpec) -> ExitCode {
         // What a process keeps in memory about its identity exists after its first acquisition.
@@ -397,7 +400,19 @@ mod fork {
                 .write_all(&[0])
                 .and_then(|()| socket.read_exact(&mut [0]));
             together.expect("the other sibling lives");
-            match keeper.try_lock(format!("name {round}").as_str()) {
+            let name = format!("name {round}");
+            // A file that the other sibling writes to at the moment is not available, on a busy machine for longer than one
+            // attempt waits.
+            let mut attempts = 1..=ATTEMPTS;
+            let answer = loop {
+                let answer = keeper.try_lock(&*name);
+                let unavailable =
+                    matches!(&answer, Err(error) if error.kind() == ErrorKind::Unavailable);
+                if !unavailable || attempts.next().is_none() {
+                    break answer;
+                }
+            };
+            match answer {
                 Ok(guard) => granted.extend(guard.map(|guard| (round.to_string(), guard))),
                 Err(error) => return reply(&format!("{error:?}")),
             }
