@@ -65,10 +65,11 @@ fn suites() -> Vec<Suite> {
     }
     #[cfg(feature = "postgres")]
     {
-        let kinds = PostgresKind::ALL;
-        let kinds = kinds.map(|kind| [StoreKind::Postgres(kind), StoreKind::PostgresTable(kind)]);
+        // The SQL of a table is the same for all versions; the functions of advisory locks are the server's.
+        let kinds = PostgresKind::ALL.map(StoreKind::Postgres);
+        let table = StoreKind::PostgresTable(PostgresKind::Postgres15);
         let suite = |kind| store::suite("lockkeeper-postgres", kind);
-        suites.extend(kinds.into_iter().flatten().map(suite));
+        suites.extend(kinds.into_iter().chain([table]).map(suite));
     }
     #[cfg(feature = "redis")]
     {

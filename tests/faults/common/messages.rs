@@ -155,13 +155,14 @@ fn messages_of_wait_lost(kind: StoreKind) {
 fn reply_later_than_ttl(kind: StoreKind) {
     let server = start(kind);
     let proxy = server.start_proxy();
-    let slow = server.open_via(&proxy, "ttl=1s&response_timeout=10s&wait=4s");
-    let rival = server.open("wait=20s");
+    // On a busy machine, a session of one second ends between two requests.
+    let slow = server.open_via(&proxy, "ttl=3s&response_timeout=30s&wait=12s");
+    let rival = server.open("wait=30s");
     drop(slow.lock("a").unwrap());
     let witness = Witness::new(true);
     proxy.once(
         server.facts().lock_request,
-        Fault::DelayReplies(Duration::from_secs(3)),
+        Fault::DelayReplies(Duration::from_secs(9)),
     );
     thread::scope(|scope| {
         let late = scope.spawn(|| {
