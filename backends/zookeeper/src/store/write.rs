@@ -4,11 +4,12 @@
 //! random number from its creation on, at the front of its value and as the name of its only child. A write requires the
 //! child and the count.
 
+use lockkeeper_core::ErrorKind;
 use lockkeeper_register::{Call, Version, Write};
 use lockkeeper_remote::Failure;
 
 use super::ZooKeeperStore;
-use crate::wire::{Code, Request};
+use crate::wire::{Code, Reply, Request};
 
 /// The number of digits of an entry's number.
 pub(super) const NONCE: usize = 10;
@@ -41,14 +42,10 @@ impl ZooKeeperStore {
         let made: Vec<_> = writes.iter().map(|write| self.transaction(write)).collect();
         let requests: Vec<_> = made.iter().map(|(request, _)| request.clone()).collect();
         let replies = self.link.call(&requests, call)?;
-        let written = replies.iter().zip(made).map(|(reply, (_, version))| {
-            match reply.transaction().map_err(Failure::Unanswered)? {
-                Ok(()) => Ok(Some(version)),
-                Err(Code::NO_NODE | Code::BAD_VERSION | Code::NODE_EXISTS) => Ok(None),
-                Err(code) => Err(Failure::Refused(code.error())),
-            }
-        });
-        written.collect()
+        let answers = replies.iter().map(Reply::transaction);
+        let answers = answers.collect::<Result<Vec<_>, _>>();
+        let versions = made.into_iter().map(|(_, version)| version);
+        outcome(&answers.map_err(Failure::Unanswered)?, versions)
     }
 
     /// Returns the transaction of a write, and the version that it makes.
@@ -95,9 +92,46 @@ impl ZooKeeperStore {
     }
 }
 
+/// Returns what became of the transactions that would have made these versions. An error concerns all of them.
+fn outcome(
+    answers: &[Result<(), Code>],
+    versions: impl Iterator<Item = Version>,
+) -> Result<Vec<Option<Version>>, Failure> {
+    let written = answers
+        .iter()
+        .zip(versions)
+        .map(|(answer, version)| match answer {
+            Ok(()) => Ok(Some(version)),
+            Err(Code::NO_NODE | Code::BAD_VERSION | Code::NODE_EXISTS) => Ok(None),
+            Err(code) => Err(code.error()),
+        });
+    written.collect::<Result<_, _>>().map_err(|error| {
+        // Of an error that may have changed something, the caller looks for what is there.
+        match answers.iter().any(Result::is_ok) {
+            true => Failure::Unanswered(error.with_kind(ErrorKind::Unknown)),
+            false => Failure::Refused(error),
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refused_write_beside_a_written_one_is_unknown() {
+        let [refused, lost] = [Code(-102), Code::BAD_VERSION];
+        let kind = |answers: &[Result<(), Code>]| {
+            let outcome = outcome(answers, [1, 2].into_iter());
+            outcome.map_err(|failure| failure.error().kind())
+        };
+        assert_eq!(kind(&[Ok(()), Err(lost)]), Ok(vec![Some(1), None]));
+        assert_eq!(kind(&[Ok(()), Err(refused)]), Err(ErrorKind::Unknown));
+        assert_eq!(
+            kind(&[Err(lost), Err(refused)]),
+            Err(ErrorKind::PermissionDenied)
+        );
+    }
 
     #[test]
     fn version_has_both_numbers() {
