@@ -10,6 +10,8 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use libtest_mimic::Arguments;
 use lockkeeper_testkit::{
@@ -122,13 +124,17 @@ fn interruption_stops_the_servers() {
         "--url",
         &url,
     ];
-    let child = lockkeeper(folder.path(), &args)
+    let mut child = lockkeeper(folder.path(), &args)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // One holds the lock, and some have had it where a busy machine was slow to connect.
-    until("they wait", || waiting(&server) >= 20);
+    // One holds the lock, and some have had it where a busy machine was slow to connect. Before that, the command starts
+    // a server of each kind.
+    while waiting(&server) < 20 {
+        assert_eq!(child.try_wait().unwrap(), None, "it has ended");
+        thread::sleep(Duration::from_millis(50));
+    }
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
