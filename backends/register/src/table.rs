@@ -130,8 +130,9 @@ impl<C: TableConnection> TableStore<C> {
         find: impl FnOnce(&mut C, &TableName, Duration) -> Result<(C::Dialect, TableName), Error>,
     ) -> Result<RegisterProvider<Self>, Error> {
         let backend = parts.backend;
+        // What a lost reply may have done is no lock.
         let opened = Self::open_parts(parts, connector, find);
-        opened.map_err(|error| error.with_backend(backend))
+        opened.map_err(|error| nothing_granted(Failure::Unanswered(error)).with_backend(backend))
     }
 
     fn open_parts(

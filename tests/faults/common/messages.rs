@@ -28,6 +28,7 @@ pub(super) fn cases() -> Vec<Case> {
         ("network_dark_while_held", network_dark_while_held),
         ("network_dark_while_waiting", network_dark_while_waiting),
         ("contended_through_all_faults", contended_through_all_faults),
+        ("opening_without_a_reply", opening_without_a_reply),
     ]
 }
 
@@ -275,4 +276,23 @@ fn contended_through_all_faults(kind: StoreKind) {
     drop(keepers);
     server.assert_clean();
     assert_closed(&proxy);
+}
+
+/// Loses each reply of an opening in turn. It grants nothing, so it is never in doubt.
+fn opening_without_a_reply(kind: StoreKind) {
+    let server = start(kind);
+    let is_open = (0..100).any(|passing| {
+        let proxy = server.start_proxy();
+        for _ in 0..passing {
+            proxy.once("", Fault::Pass);
+        }
+        proxy.once("", Fault::DropReplies);
+        let keys = "response_timeout=1s&connect_timeout=1s";
+        let opened = lockkeeper::open(&server.url_with(proxy.addr(), keys));
+        if let Err(error) = &opened {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        }
+        opened.is_ok() && lost(&proxy.counts()) == 0
+    });
+    assert!(is_open, "an opening has fewer replies");
 }
