@@ -101,7 +101,7 @@ fn reply_without_end_is_not_read_on() {
             while stream.write_all(&parts).is_ok() {}
         });
         // Some MiB of short messages take a second, or more on a busy machine.
-        let error = refused(addr, "connect_timeout=30s");
+        let error = refused(addr, "connect_timeout=90s&response_timeout=90s");
         assert!(error.message().contains("without an end"), "{error}");
     }
 }

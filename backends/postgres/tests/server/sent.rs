@@ -53,6 +53,34 @@ fn sent(provider: &PostgresProvider, lease: &mut Lease) -> SentRelease {
     release.unwrap()
 }
 
+/// Returns a lease whose release was sent and met the fault. What watches the sessions may meet it first, and lose the
+/// session; then all begins again. The number is that of the replies that the proxy had cut before.
+fn sent_into(
+    proxy: &Proxy,
+    fault: Fault,
+    store: &PostgresProvider,
+) -> (Grant<Lease>, SentRelease, u64) {
+    let mut found = None;
+    until("a release meets the fault", || {
+        let mut first = prepared(store);
+        let cut = proxy.counts().cut;
+        proxy.set(fault);
+        match store.send_release(&mut first.lease) {
+            ReleaseDispatch::Sent(sent) => {
+                found = Some((first, sent, cut));
+                return true;
+            }
+            ReleaseDispatch::NotSent => proxy.set(Fault::Pass),
+            ReleaseDispatch::Answered(answer) => panic!("{answer:?}"),
+        }
+        until("the lease has ended", || {
+            collect(store, &mut first.lease, None, false).0.is_ok()
+        });
+        false
+    });
+    found.unwrap()
+}
+
 type Answers = (
     Result<Released, Error>,
     Option<Result<Option<Grant<Lease>>, Error>>,
@@ -154,9 +182,7 @@ fn reply_to_a_sent_release_is_lost(kind: PostgresKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let store = via(&proxy, SOON);
-    let mut first = prepared(&store);
-    proxy.set(Fault::DropReplies);
-    let release_sent = sent(&store, &mut first.lease);
+    let (mut first, release_sent, _) = sent_into(&proxy, Fault::DropReplies, &store);
     let (released, _) = collect(&store, &mut first.lease, Some(release_sent), false);
     is_unknown(released);
     proxy.set(Fault::Pass);
@@ -169,9 +195,7 @@ fn reply_to_a_sent_release_is_late(kind: PostgresKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let store = via(&proxy, SOON);
-    let mut first = prepared(&store);
-    proxy.set(Fault::Dark);
-    let release_sent = sent(&store, &mut first.lease);
+    let (mut first, release_sent, _) = sent_into(&proxy, Fault::Dark, &store);
     let (released, again) = collect(&store, &mut first.lease, Some(release_sent), true);
     // Each by itself.
     is_unknown(released);
@@ -192,10 +216,8 @@ fn sent_release_whose_connection_is_cut(kind: PostgresKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let store = via(&proxy, WAIT_LIMIT);
-    let mut first = prepared(&store);
-    proxy.set(Fault::CutReplyAfter(0));
-    let release_sent = sent(&store, &mut first.lease);
-    assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.cut == 1));
+    let (mut first, release_sent, before) = sent_into(&proxy, Fault::CutReplyAfter(0), &store);
+    assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.cut > before));
     proxy.set(Fault::Pass);
     let (released, again) = collect(&store, &mut first.lease, Some(release_sent), true);
     // The session has ended, and the attempt is made on another one.
