@@ -54,7 +54,7 @@ impl Suite {
             name,
             make: Arc::new(make),
             open: None,
-            timeout: Duration::from_secs(30),
+            timeout: Duration::from_secs(90),
             ignored: None,
         }
     }
@@ -70,7 +70,7 @@ impl Suite {
     }
 
     /// Sets how long a case waits for something that must happen, before the case fails. The default
-    /// is 30 s.
+    /// is 90 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

@@ -185,7 +185,7 @@ fn opening_without_server(kind: StoreKind) {
     // It takes the connection, and says nothing.
     let mute = fake_server(b"", b"", 0);
     for url in urls_at(&*server, &mute) {
-        let url = format!("{url}connect_timeout=300ms&response_timeout=300ms");
+        let url = format!("{url}connect_timeout=2s&response_timeout=2s");
         refused(&url, unavailable, &[&mute]);
     }
     server.restart().unwrap();
