@@ -15,7 +15,8 @@ use crate::history::History;
 use crate::mode_text;
 use crate::rig::Skip;
 
-/// How long a child process has to start, and its own server with it. One whose server does not start ends itself.
+/// How long a child process may take to start, with the server that it may start for itself. If that server does not
+/// start, the child process ends by itself.
 const START: Duration = Duration::from_secs(300);
 
 /// A running child process. Dropping the handle kills the process, even a stopped one; the process

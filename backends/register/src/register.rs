@@ -35,7 +35,7 @@ pub(crate) struct Register<S: RegisterStore> {
     pub(crate) floor: Key,
     /// The largest epoch that this provider was granted.
     pub(crate) largest: AtomicU64,
-    /// The entries whose first waiter could be granted the name, and when this process first saw that.
+    /// The entries whose first waiter could be granted the name, each with the time at which this process first saw that.
     unclaimed: Mutex<HashMap<Key, (FirstWaiter, HostInstant)>>,
 }
 

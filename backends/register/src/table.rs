@@ -130,7 +130,7 @@ impl<C: TableConnection> TableStore<C> {
         find: impl FnOnce(&mut C, &TableName, Duration) -> Result<(C::Dialect, TableName), Error>,
     ) -> Result<RegisterProvider<Self>, Error> {
         let backend = parts.backend;
-        // What a lost reply may have done is no lock.
+        // A statement whose reply was lost may have made the table or a row of the rehearsal, and has granted nothing.
         let opened = Self::open_parts(parts, connector, find);
         opened.map_err(|error| nothing_granted(Failure::Unanswered(error)).with_backend(backend))
     }

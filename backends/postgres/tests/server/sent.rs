@@ -53,8 +53,8 @@ fn sent(provider: &PostgresProvider, lease: &mut Lease) -> SentRelease {
     release.unwrap()
 }
 
-/// Returns a lease whose release was sent and met the fault. What watches the sessions may meet it first, and lose the
-/// session; then all begins again. The number is that of the replies that the proxy had cut before.
+/// Returns a lease whose release was sent while the proxy applies `fault`, and how many replies the proxy had cut before.
+/// The thread that watches the sessions may meet the fault first. Its session is lost then, and another lease is tried.
 fn sent_into(
     proxy: &Proxy,
     fault: Fault,
