@@ -122,18 +122,13 @@ pub(crate) struct StoreArgs {
     pub(crate) config: Option<std::path::PathBuf>,
 }
 
-/// Parses a duration as people write it.
+/// Parses a duration as people write it, or a number of seconds, as `flock` and `watch` take it.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    if let Ok(seconds) = text.parse() {
+        return Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string());
+    }
     Duration::from_text(text)
         .ok_or_else(|| "not a duration; write it like 500ms, 10s or 2m".to_owned())
-}
-
-/// Parses a duration that may be written as a number of seconds, as `flock` and `watch` take it.
-pub(crate) fn seconds_or_duration(text: &str) -> Result<Duration, String> {
-    match text.parse() {
-        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
-        Err(_) => duration(text),
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use lockkeeper::Mode;
 use lockkeeper::admin::HeldName;
 
-use super::{StoreArgs, duration, seconds_or_duration};
+use super::{StoreArgs, duration};
 use crate::who::plain;
 
 pub(super) const WHO: &str = include_str!("who_about.txt").trim_ascii_end();
@@ -53,7 +53,7 @@ pub(crate) struct Who {
 
 /// Parses a pause that leaves the store some time for its locks.
 fn interval(text: &str) -> Result<Duration, String> {
-    match seconds_or_duration(text)? {
+    match duration(text)? {
         pause if pause >= Duration::from_millis(100) => Ok(pause),
         _ => Err("the store is to be asked at most ten times a second: 100ms or more".to_owned()),
     }

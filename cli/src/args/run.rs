@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use lockkeeper::{MAX_PERMITS, Mode, Wait};
 
-use super::{StoreArgs, duration, seconds_or_duration};
+use super::{StoreArgs, duration};
 
 pub(super) const ABOUT: &str = include_str!("run_about.txt").trim_ascii_end();
 pub(super) const DETAILS: &str = include_str!("run_details.txt").trim_ascii_end();
@@ -65,12 +65,12 @@ pub(crate) struct Run {
 
     /// How long the command may run. Then it gets TERM, and KILL after --stop-after, or else --kill-after. The
     /// exit status is 124, as that of timeout(1).
-    #[arg(long, value_name = "DUR", value_parser = seconds_or_duration)]
+    #[arg(long, value_name = "DUR", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
 
     /// How long the command may go on after a signal that asks for an end, --timeout or a loss. Then it gets KILL.
     /// Default: no limit after a signal, and --kill-after in the other cases.
-    #[arg(long, value_name = "DUR", value_parser = seconds_or_duration)]
+    #[arg(long, value_name = "DUR", value_parser = duration)]
     pub(crate) stop_after: Option<Duration>,
 
     /// The exit status if the lock was not acquired in time: 0 to 255. With 0, no message is printed
@@ -156,7 +156,7 @@ const MAX_WAIT: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
 pub(crate) fn wait(text: &str) -> Result<Wait, String> {
     match text {
         "forever" => Ok(Wait::Forever),
-        text => match seconds_or_duration(text)? {
+        text => match duration(text)? {
             wait if wait > MAX_WAIT => {
                 Err("longer than a hundred years; wait less, or `forever`".to_owned())
             }
