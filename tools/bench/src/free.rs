@@ -2,7 +2,8 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use lockkeeper::observers::{MetricsObserver, TracingObserver};
@@ -16,6 +17,9 @@ use crate::store::{Kind, Store};
 
 /// The number of rounds. They are short, so that other load of the machine falls on both sides.
 const ROUNDS: usize = 150;
+/// The other work of a thread between two pairs, where it has some, and the pairs of a round.
+const WORK: Duration = Duration::from_millis(1);
+const PAIRS_WITH_WORK: u32 = 10;
 
 /// The result of alternate rounds.
 #[derive(Clone, Copy)]
@@ -30,14 +34,38 @@ pub(crate) struct Pairs {
 /// Measures `floor` and `ours` alternately, in rounds of `pairs` pairs.
 pub(crate) fn alternately(
     pairs: u32,
+    floor: impl FnMut() -> Done,
+    ours: impl FnMut() -> Done,
+) -> Done<Pairs> {
+    let time = |pair: &mut dyn FnMut() -> Done| {
+        let began = Instant::now();
+        (0..pairs).try_for_each(|_| pair())?;
+        Ok(began.elapsed().as_secs_f64() / f64::from(pairs))
+    };
+    rounds(time, floor, ours)
+}
+
+/// The same, where the thread sleeps between two pairs, as one does that has other work. The sleep is not counted.
+fn with_work_between(floor: impl FnMut() -> Done, ours: impl FnMut() -> Done) -> Done<Pairs> {
+    let time = |pair: &mut dyn FnMut() -> Done| {
+        let mut spent = Duration::ZERO;
+        for _ in 0..PAIRS_WITH_WORK {
+            let began = Instant::now();
+            pair()?;
+            spent += began.elapsed();
+            thread::sleep(WORK);
+        }
+        Ok(spent.as_secs_f64() / f64::from(PAIRS_WITH_WORK))
+    };
+    rounds(time, floor, ours)
+}
+
+/// Measures rounds of both alternately. `time` returns the time of one pair.
+fn rounds(
+    time: impl Fn(&mut dyn FnMut() -> Done) -> Done<f64>,
     mut floor: impl FnMut() -> Done,
     mut ours: impl FnMut() -> Done,
 ) -> Done<Pairs> {
-    let time = |work: &mut dyn FnMut() -> Done| {
-        let began = Instant::now();
-        (0..pairs).try_for_each(|_| work())?;
-        Ok::<_, Box<dyn std::error::Error>>(began.elapsed().as_secs_f64() / f64::from(pairs))
-    };
     let (mut floors, mut all, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     // The first round warms up.
     for round in 0..=ROUNDS {
@@ -141,6 +169,10 @@ pub(crate) fn rows(kind: Kind) -> Rows {
     let name = LockName::new("seat:42")?;
     let mut raw = store.raw()?;
     let pairs = alternately(kind.pairs(), || raw.pair(), || pair(&keeper, &name))?;
+    let with_work = match kind {
+        Kind::Memory | Kind::Sqlite => None,
+        _ => Some(with_work_between(|| raw.pair(), || pair(&keeper, &name))?),
+    };
     let (shown, budget) = match kind {
         Kind::Sqlite => ("SQLite", 1.3),
         // A drop waits for nothing there, and the floor waits for both replies.
@@ -148,5 +180,8 @@ pub(crate) fn rows(kind: Kind) -> Rows {
         Kind::Redis | Kind::Postgres => (kind.name(), 0.75),
         _ => (kind.name(), 1.05),
     };
-    Ok(vec![row(format!("lock + drop, {shown}"), pairs, budget)])
+    let mut rows = vec![row(format!("lock + drop, {shown}"), pairs, budget)];
+    let what = "  with 1 ms of other work between pairs";
+    rows.extend(with_work.map(|pairs| row(what, pairs, 0.75)));
+    Ok(rows)
 }
