@@ -73,7 +73,7 @@ fn in_a_row(store: &Store, mut fault: impl FnMut(&str) -> io::Result<()>) -> Don
     let longest = thread::scope(|scope| {
         let mut losses = Vec::new();
         for number in 0..30 {
-            let name = format!("seat {number}");
+            let name = format!("seat:{number}");
             let guard = keeper.lock(&name)?;
             thread::sleep((GAP * number).saturating_sub(began.elapsed()));
             fault(&name)?;
@@ -112,9 +112,11 @@ fn take_away(store: &Store, name: &str) -> io::Result<()> {
         return server.wipe();
     }
     let holders = server.holding_sessions("default", &[name])?;
-    holders
-        .into_iter()
-        .try_for_each(|holder| server.kill_session(holder))
+    if holders.is_empty() {
+        return Err(io::Error::other(format!("no session holds {name:?}")));
+    }
+    let mut holders = holders.into_iter();
+    holders.try_for_each(|holder| server.kill_session(holder))
 }
 
 pub(crate) fn rows(kind: Kind) -> Rows {
