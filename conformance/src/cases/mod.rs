@@ -69,6 +69,7 @@ pub(crate) static TABLE: &[Case] = table! {
         stopped_holder_is_lost_when_it_resumes;
     rule_04_renewal:
         lease_is_renewed_beyond_its_ttl,
+        long_lease_is_renewed_less_often_than_a_short_one,
         outage_shorter_than_the_lease_keeps_the_lock,
         outage_longer_than_the_lease_loses_the_lock,
         slow_store_keeps_its_leases;

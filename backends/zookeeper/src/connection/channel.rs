@@ -202,8 +202,8 @@ impl Channel {
             while let Some(reply) = state.connection.take_reply()? {
                 match reply.number {
                     NOTICE => {
-                        if let Some(path) = reply.changed() {
-                            self.notices.changed(&path);
+                        if let Some((path, is_deleted)) = reply.changed() {
+                            self.notices.changed(&path, is_deleted);
                         }
                     }
                     _ => state.note(reply)?,

@@ -50,9 +50,10 @@ impl Notices {
         }
     }
 
-    /// Notes that a node has changed.
-    pub(super) fn changed(&self, path: &str) {
-        if path.starts_with(&self.sessions) {
+    /// Notes that a node has changed. That of a session is written to keep the session, and only its end is a reason to
+    /// verify leases, which keeps it again.
+    pub(super) fn changed(&self, path: &str, is_deleted: bool) {
+        if is_deleted && path.starts_with(&self.sessions) {
             self.verifiers.verify_all();
         }
         if let Some(callers) = self.waiting.lock().callers.get(path) {

@@ -180,11 +180,13 @@ impl Reply {
         }
     }
 
-    /// Returns the path of the node that changed, if this is a notice.
-    pub(crate) fn changed(&self) -> Option<String> {
+    /// Returns the path of the node that changed, and whether it was deleted, if this is a notice.
+    pub(crate) fn changed(&self) -> Option<(String, bool)> {
+        const NODE_DELETED: i32 = 2;
         let mut from = Decoder(&self.body);
-        // The kind of the change, and the state of the connection.
-        let _ = (from.int()?, from.int()?);
-        from.text()
+        let kind = from.int()?;
+        // The state of the connection.
+        let _ = from.int()?;
+        Some((from.text()?, kind == NODE_DELETED))
     }
 }
