@@ -94,9 +94,15 @@ impl ChildProcess {
         self.expect_token()
     }
 
+    /// Returns the token of the name that the child process acquires. On a busy machine a short lease may end before it is
+    /// of use, and the child waits for the end of its own then.
     pub(crate) fn expect_token(&self) -> u64 {
-        let token = self.expect("held");
-        token.parse().expect("a token is a number")
+        let mut line = self.next_line();
+        while line == "contended" {
+            line = self.next_line();
+        }
+        let token = line.strip_prefix("held ").and_then(|it| it.parse().ok());
+        token.unwrap_or_else(|| panic!("the child process replied {line:?}; expected a token"))
     }
 
     /// Makes the child process wait for a busy name. Returns when the wait has begun.
