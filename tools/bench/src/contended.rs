@@ -67,7 +67,7 @@ pub(crate) fn threads(kind: Kind) -> Rows {
     runs.sort_by(|(a, of_a), (b, of_b)| (a / of_a).total_cmp(&(b / of_b)));
     let (seconds, floor) = runs.get(RUNS / 2).copied().ok_or("no run")?;
     let what = format!("100 threads x 10, 1 ms held, {}", store.name());
-    let mut rows = vec![Row::times(what, seconds, floor, millis, 1.03)];
+    let mut rows = vec![Row::times(what, seconds, floor, millis, 1.05)];
     if let Some((before, after)) = before.zip(after) {
         let commands = (after - before) as f64 / (1e3 * RUNS as f64);
         let what = format!("  {} per grant, {}", kind.request(), store.name());
