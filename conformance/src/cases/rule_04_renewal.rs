@@ -79,7 +79,8 @@ pub(super) fn outage_shorter_than_the_lease_keeps_the_lock(rig: &Rig<'_>) -> Out
 }
 
 pub(super) fn outage_longer_than_the_lease_loses_the_lock(rig: &Rig<'_>) -> Outcome {
-    let keeper = rig.keeper_with(rig.renewed(600));
+    // A release waits for the store for up to its ttl.
+    let keeper = rig.keeper_with(rig.renewed(4_000));
     let guard = take(&keeper, "a");
     let fault = rig.cut_off()?;
     assert_eq!(guard.lost_signal().wait(rig.timeout()), WaitOutcome::Lost);
