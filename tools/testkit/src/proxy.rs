@@ -118,8 +118,8 @@ impl Proxy {
     }
 
     /// Applies a fault to the next request that contains `needle`, and to its replies until the next request
-    /// of that connection. An empty `needle` matches every request. Several such faults apply in order, each
-    /// once.
+    /// of that connection. A cut applies to whatever replies come next on that connection, since a client may send
+    /// several requests at once. An empty `needle` matches every request. Several such faults apply in order, each once.
     pub fn once(&self, needle: impl AsRef<[u8]>, fault: Fault) {
         self.shared
             .lock()

@@ -167,7 +167,9 @@ impl Shared {
                         (state.decision, state.once.remove(found).1)
                     });
                     let connection = state.connections.get_mut(&id)?;
-                    (connection.armed, connection.has_gap) = (armed, false);
+                    let is_cut = |armed: &(u64, Fault)| matches!(armed.1, Fault::CutReplyAfter(_));
+                    connection.armed = armed.or(connection.armed.filter(is_cut));
+                    connection.has_gap = false;
                 }
                 Way::Reply => state.counts.replies += 1,
             }
