@@ -26,6 +26,20 @@ pub(super) fn batch(store: &Store, batch: &mut [BatchOperation<'_>]) {
     if batch.iter().any(|it| matches!(it, Operation::Acquire(_))) {
         store.listen();
     }
+    if let [Operation::Acquire(it)] = batch
+        && !it.request.is_resume()
+    {
+        // One statement takes a free name, and it is a transaction of its own.
+        let acquisition = Acquisition::new(store, it.request);
+        let taken = store.db.run(&retry, |session| match it.request.now() {
+            now if now < it.deadline => lease::take_if_free(session, &acquisition, now),
+            _ => Ok(None),
+        });
+        match taken {
+            Ok(None) => {}
+            taken => return it.answer = Some(taken),
+        }
+    }
     let mut next_holders = Vec::with_capacity(batch.len());
     let committed = store.db.transact(&retry, |session| {
         next_holders.clear();
