@@ -45,7 +45,7 @@ pub(crate) fn alternately(
     rounds(time, floor, ours)
 }
 
-/// The same, where the thread sleeps between two pairs, as one does that has other work. The sleep is not counted.
+/// Measures as [`alternately`] does, with a sleep between two pairs, which is not counted: a thread has other work, too.
 fn with_work_between(floor: impl FnMut() -> Done, ours: impl FnMut() -> Done) -> Done<Pairs> {
     let time = |pair: &mut dyn FnMut() -> Done| {
         let mut spent = Duration::ZERO;
