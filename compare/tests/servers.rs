@@ -1,4 +1,5 @@
-//! Comparisons on real servers that run already, one kind of server after the other.
+//! Comparisons on real servers that run already, one kind of server after the other. What they show does not depend on the
+//! version of a server.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,8 +21,7 @@ fn main() -> std::process::ExitCode {
     if std::env::args().nth(1).as_deref() == Some(rig::HOLDER) {
         return rig::hold();
     }
-    let trials = StoreKind::servers().into_iter().filter(is_compared);
-    let trials = trials.flat_map(|kind| {
+    let trials = StoreKind::servers().into_iter().flat_map(|kind| {
         cases::CASES
             .iter()
             .map(move |case| suite::trial(kind, *case))
@@ -29,9 +29,4 @@ fn main() -> std::process::ExitCode {
     let trials = trials.collect();
     // Not `suite::arguments`: that many cases of a hundred threads at a time would only slow each other.
     libtest_mimic::run(&libtest_mimic::Arguments::from_args(), trials).exit_code()
-}
-
-/// Returns whether the cases run on this kind of server. Locks in tables are a form of the URL of the same servers.
-fn is_compared(kind: &StoreKind) -> bool {
-    !matches!(kind, StoreKind::MySqlTable(_) | StoreKind::PostgresTable(_))
 }

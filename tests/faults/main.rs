@@ -45,9 +45,11 @@ fn mixed(trials: Vec<Trial>) -> Vec<Trial> {
     numbered.into_iter().map(|(_, trial)| trial).collect()
 }
 
-/// Returns the kinds of servers whose drivers were compiled in.
-fn servers() -> Vec<StoreKind> {
+/// Returns the kinds that common cases run on, if their drivers were compiled in. The network decides these cases, or this
+/// program: another version of a server would repeat them.
+fn kinds() -> Vec<StoreKind> {
     let mut kinds = StoreKind::servers();
+    kinds.extend(StoreKind::tables());
     kinds.retain(|kind| match kind {
         StoreKind::Redis(_) => cfg!(feature = "redis"),
         StoreKind::MySql(_) | StoreKind::MySqlTable(_) => cfg!(feature = "mysql"),
@@ -97,13 +99,13 @@ fn main() -> ExitCode {
     if let Some(exit_code) = child() {
         return exit_code;
     }
-    let servers = servers();
-    let mut session_stores = servers.clone();
+    let kinds = kinds();
+    let mut session_stores = kinds.clone();
     session_stores.retain(|it| matches!(it, StoreKind::MySql(_) | StoreKind::Postgres(_)));
     let mut trials = own();
     trials.extend(on_each(&session_stores, common::sessions::cases()));
     trials.extend(on_each(&session_stores, common::sharing::CASES.to_vec()));
-    trials.extend(on_each(&servers, common::cases()));
+    trials.extend(on_each(&kinds, common::cases()));
     let conclusion = libtest_mimic::run(&suite::arguments(), mixed(trials));
     if !conclusion.has_failed() {
         until("the threads of all keepers have ended", || {

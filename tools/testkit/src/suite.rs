@@ -31,7 +31,7 @@ pub trait ServerKind: Copy + fmt::Display + Send + 'static {
 }
 
 impl ServerKind for StoreKind {
-    /// Returns the kinds of single servers.
+    /// Returns one version of each single server.
     fn all() -> &'static [Self] {
         static SERVERS: LazyLock<Vec<StoreKind>> = LazyLock::new(StoreKind::servers);
         &SERVERS

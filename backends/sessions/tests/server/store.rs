@@ -11,18 +11,19 @@ use lockkeeper_core::{Config, Drivers, Error, LockKeeper, LockProvider};
 use lockkeeper_mysql::{Conn, MySqlDriver, MySqlOptions, MySqlProvider, Opts};
 use lockkeeper_postgres::{PostgresDriver, PostgresOptions, PostgresProvider, Transport};
 use lockkeeper_testkit::{
-    MySqlServer, PostgresServer, Shared, StoreKind, TestServer, suite, until,
+    MySqlKind, MySqlServer, PostgresKind, PostgresServer, Shared, StoreKind, TestServer, suite,
+    until,
 };
 
 use crate::checks::{REPLY_LIMIT, WAIT_LIMIT, with_timeouts};
 
 pub(crate) type Case = suite::Case<StoreKind>;
 
-/// Returns the kinds of servers whose locks are sessions'.
+/// Returns the kinds of servers whose locks are sessions', of all versions: these end statements and sessions.
 pub(crate) fn kinds() -> impl Iterator<Item = StoreKind> {
-    let is_of_sessions =
-        |kind: &StoreKind| matches!(kind, StoreKind::MySql(_) | StoreKind::Postgres(_));
-    StoreKind::servers().into_iter().filter(is_of_sessions)
+    let mysql = MySqlKind::ALL.map(StoreKind::MySql);
+    let postgres = PostgresKind::ALL.map(StoreKind::Postgres);
+    mysql.into_iter().chain(postgres)
 }
 
 /// Takes a server for a case that leaves users and settings as they are.
