@@ -189,11 +189,13 @@ impl Places<'_> {
             client.contains(name),
             &format!("{name} in compare/src/store/client.rs"),
         );
-        let list = self.read("cli/tests/run/servers.rs").to_lowercase();
+        let kinds = self.read("tools/testkit/src/store_kind.rs").to_lowercase();
+        let (_, servers) = kinds.split_once("pub fn servers()").unwrap();
+        let (servers, _) = servers.split_once("pub fn").unwrap();
         let mut kinds = schemes.iter().map(|scheme| format!("{scheme}kind::"));
         self.want(
-            kinds.any(|kind| list.contains(&kind)),
-            &format!("the server of {name} in cli/tests/run/servers.rs"),
+            kinds.any(|kind| servers.contains(&kind)),
+            &format!("the server of {name} in `StoreKind::servers`"),
         );
     }
 

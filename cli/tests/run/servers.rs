@@ -2,10 +2,7 @@
 //! library.
 
 use libtest_mimic::Trial;
-use lockkeeper_testkit::{
-    ConsulKind, EtcdKind, MySqlKind, MySqlServer, PostgresKind, RedisKind, Shared, StoreKind,
-    TestServer as _, ZooKeeperKind, suite,
-};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, Shared, StoreKind, TestServer as _, suite};
 use serde_json::Value;
 
 use crate::loss::force;
@@ -14,19 +11,13 @@ use crate::operate::{fits, out};
 use crate::rig::{Rig, code, contains, exits, fails, stderr_of};
 use crate::tickets;
 
-/// One Redis and one PostgreSQL: the conformance suite covers how the others differ.
+/// The conformance suite covers how other versions differ.
 pub(crate) fn trials() -> Vec<Trial> {
-    let [redis, postgres] = [RedisKind::Redis7.into(), PostgresKind::Postgres15.into()];
-    let kinds = [redis, postgres].into_iter();
-    let kinds = kinds.chain(MySqlKind::ALL.map(StoreKind::MySql));
-    let kinds = kinds.chain(EtcdKind::ALL.map(StoreKind::Etcd));
-    let kinds = kinds.chain(ConsulKind::ALL.map(StoreKind::Consul));
-    let kinds = kinds.chain(ZooKeeperKind::ALL.map(StoreKind::ZooKeeper));
     let trial = |kind: StoreKind| {
         let name = format!("{kind}::all_verbs_work");
         suite::named_trial(name, move || kind.ignored(), move || on(kind))
     };
-    kinds.map(trial).collect()
+    StoreKind::servers().into_iter().map(trial).collect()
 }
 
 fn on(kind: StoreKind) {
