@@ -259,7 +259,8 @@ impl Peer {
         })
     }
 
-    /// Acquires and releases `times` times, and reports the threads, files and rows that remain.
+    /// Acquires and releases `times` times, and reports the threads and files that remain, and the rows of a store that this
+    /// process has made.
     fn measure(&mut self, times: usize) -> String {
         let acquire = |keeper: &LockKeeper, name: &str| keeper.lock(name).map(drop);
         let rounds = |keeper: &LockKeeper, times: usize| -> Result<(), Error> {

@@ -160,28 +160,37 @@ impl<'a> Rig<'a> {
         if !self.provider().capabilities().has(capability) {
             return Err(Skip(format!("the store does not declare {capability}")));
         }
-        let Some(address) = self.fixture.address().filter(|_| self.suite.open.is_some()) else {
+        let Some(address) = self.address() else {
             return Err(Skip(
                 "the fixture does not say how another process reaches the store".to_owned(),
             ));
         };
-        let spec = ChildSpec {
-            suite: self.suite.name.to_owned(),
-            address: Some(address),
-            lease,
-            forks,
-        };
-        Ok(ChildProcess::start(&spec, self.timeout()))
+        Ok(self.start_child(Some(address), lease, forks))
     }
 
-    /// Starts another process with a fresh store of its own. So no other case adds threads or files
-    /// to that process.
-    pub(crate) fn process_with_own_store(&self) -> ChildProcess {
+    /// Starts another process, to which no other case adds threads or files. If no other process can reach this store, that
+    /// process makes a store of its own.
+    pub(crate) fn process_of_its_own(&self) -> ChildProcess {
+        self.start_child(self.address(), LeasePolicy::Renewed { ttl: LONG }, false)
+    }
+
+    /// Returns how another process reaches this store, if it can.
+    fn address(&self) -> Option<String> {
+        let address = self.fixture.address();
+        address.filter(|_| self.suite.open.is_some())
+    }
+
+    fn start_child(
+        &self,
+        address: Option<String>,
+        lease: LeasePolicy,
+        forks: bool,
+    ) -> ChildProcess {
         let spec = ChildSpec {
             suite: self.suite.name.to_owned(),
-            address: None,
-            lease: LeasePolicy::Renewed { ttl: LONG },
-            forks: false,
+            address,
+            lease,
+            forks,
         };
         ChildProcess::start(&spec, self.timeout())
     }

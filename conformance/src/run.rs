@@ -84,7 +84,7 @@ impl Suite {
         self
     }
 
-    /// Returns the names of all cases, such as `rule_01_exclusion::hundred_threads_of_one_keeper`.
+    /// Returns the names of all cases, such as `rule_01_exclusion::threads_of_one_keeper`.
     pub fn cases() -> impl Iterator<Item = &'static str> {
         TABLE.iter().map(|case| case.name)
     }

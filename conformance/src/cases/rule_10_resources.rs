@@ -36,7 +36,7 @@ pub(super) fn hundreds_of_locks_leak_no_resources(rig: &Rig<'_>) -> Outcome {
             "this system has no /proc to count threads in".to_owned(),
         ));
     }
-    let mut process = rig.process_with_own_store();
+    let mut process = rig.process_of_its_own();
     process.send("measure 600");
     let report = loop {
         let line = process.next_line();
@@ -60,5 +60,6 @@ pub(super) fn hundreds_of_locks_leak_no_resources(rig: &Rig<'_>) -> Outcome {
     );
     assert_eq!(rows, 0, "the store is not empty: {report}");
     process.end();
+    rig.nothing_left();
     Ok(())
 }
