@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{ErrorKind, Released};
-use lockkeeper_testkit::{TestServer as _, ZooKeeperEnsemble, ZooKeeperKind, ZooKeeperOptions};
+use lockkeeper_testkit::{Shared, StoreKind, TestServer as _, ZooKeeperEnsemble, ZooKeeperKind};
 
 use super::Case;
 use crate::common::cluster::{
@@ -14,42 +14,39 @@ use crate::common::cluster::{
 
 pub(super) const CASES: &[Case] = &[
     ("leader_killed", |kind| {
-        member_fails(&start(kind), 0, |ensemble, leader| {
+        let ensemble = share(kind);
+        member_fails(&ensemble, 0, |ensemble, leader| {
             ensemble.member(leader).kill();
         });
+        let killed = ensemble.members().iter().filter(|it| it.pid().is_none());
+        killed.for_each(|it| it.restart().unwrap());
     }),
     ("leader_stopped", |kind| {
-        member_fails(&start(kind), 0, |ensemble, leader| {
+        let ensemble = share(kind);
+        member_fails(&ensemble, 0, |ensemble, leader| {
             ensemble.member(leader).stop().unwrap();
         });
+        ensemble.resume().unwrap();
     }),
     ("leader_cut_off", |kind| {
-        member_fails(&start(kind), 0, ZooKeeperEnsemble::cut_off);
-    }),
-    ("follower_killed", |kind| {
-        member_fails(&start(kind), 1, |ensemble, follower| {
-            ensemble.member(follower).kill();
-        });
-    }),
-    ("follower_stopped", |kind| {
-        member_fails(&start(kind), 1, |ensemble, follower| {
-            ensemble.member(follower).stop().unwrap();
-        });
+        let ensemble = share(kind);
+        member_fails(&ensemble, 0, ZooKeeperEnsemble::cut_off);
+        ensemble.join();
     }),
     ("contention_while_leaders_change", leaders_change),
     ("holder_in_minority", |kind| {
-        holder_in_minority(&start(kind), 0);
+        holder_in_minority(&share(kind), 0);
     }),
     ("holder_at_follower_in_minority", |kind| {
-        holder_in_minority(&start(kind), 1);
+        holder_in_minority(&share(kind), 1);
     }),
     ("waiter_in_minority", |kind| {
-        waiter_in_minority(&start(kind), |released| {
+        waiter_in_minority(&share(kind), |released| {
             assert_eq!(released.unwrap(), Released::Done);
         });
     }),
     ("two_members_killed", |kind| {
-        two_members_killed(&start(kind), |keeper| {
+        two_members_killed(&share(kind), |keeper| {
             let admin = keeper.admin().unwrap();
             let error = admin.examine(SystemClock.now() + Duration::from_secs(2));
             let kinds = [ErrorKind::Unavailable, ErrorKind::Unknown];
@@ -58,13 +55,14 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-fn start(kind: ZooKeeperKind) -> ZooKeeperEnsemble {
-    ZooKeeperEnsemble::start(kind, &ZooKeeperOptions::new()).unwrap()
+/// Takes an ensemble. All members run and reach each other at the end of a case.
+fn share(kind: ZooKeeperKind) -> Shared<ZooKeeperEnsemble> {
+    Shared::take(StoreKind::ZooKeeperEnsemble(kind)).unwrap()
 }
 
 /// Leaders are killed, stopped and cut off.
 fn leaders_change(kind: ZooKeeperKind) {
-    let ensemble = start(kind);
+    let ensemble = share(kind);
     contention_while_leaders_change(&ensemble, (6, 0), |round, leader, go_on| {
         let member = ensemble.member(leader);
         match round % 3 {

@@ -8,7 +8,7 @@ use std::thread;
 use crate::daemon::{Daemon, START};
 use crate::network::Network;
 use crate::test_server::{Facts, TestServer};
-use crate::until::found_within;
+use crate::until::{found_within, wait_until};
 
 /// A server that is a member of a [`Cluster`].
 pub trait Member: TestServer + Deref<Target = Daemon> {
@@ -154,6 +154,15 @@ impl<M: Member> TestServer for Cluster<M> {
 
     fn wipe(&self) -> io::Result<()> {
         self.member(self.leader(&[])?).wipe()
+    }
+
+    /// Waits until all members reply and follow one leader: one that was stopped takes itself for the leader for a moment.
+    fn reset(&self) -> io::Result<()> {
+        wait_until(|| {
+            let leaders = self.members.iter().filter(|it| it.leads()).count();
+            Ok(leaders == 1 && self.members.iter().all(|it| it.leftovers().is_ok()))
+        })?;
+        self.wipe()
     }
 
     fn end_lease(&self, namespace: &str, name: &str) -> io::Result<()> {
