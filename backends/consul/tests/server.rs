@@ -9,17 +9,24 @@
 
 #[path = "server/opening.rs"]
 mod opening;
+#[path = "../../register/tests/table/cases.rs"]
+#[allow(
+    dead_code,
+    reason = "some cases need a table, or a version for each entry of a transaction"
+)]
+mod shared;
 
-use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_consul::{ConsulOptions, ConsulStore};
-use lockkeeper_core::{CancelToken, Clock, LockName, Mode, StoreInfo, SystemClock};
+use lockkeeper_core::{CancelToken, Clock, StoreInfo, SystemClock};
 use lockkeeper_register::{Call, Key, Read, RegisterStore, Version, Write};
 use lockkeeper_testkit::{ConsulCluster, ConsulKind, ConsulServer, suite, until};
+
+use shared::{call, entry, key, write, written};
 
 const LONG: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
@@ -28,7 +35,9 @@ fn main() -> ExitCode {
     let cases: [suite::Case<ConsulKind>; 10] = [
         ("writes_have_conditions", writes_have_conditions),
         ("large_batches_are_split", large_batches_are_split),
-        ("all_names_are_listed", all_names_are_listed),
+        ("names_are_bytes", |kind| {
+            shared::names_are_bytes(&open(&options(&start(kind))));
+        }),
         ("sessions_end_in_time", sessions_end_in_time),
         ("sessions_outlive_agents", sessions_outlive_agents),
         ("waits_end_with_a_change", waits_end_with_a_change),
@@ -61,42 +70,6 @@ fn open(options: &ConsulOptions) -> ConsulStore {
     ConsulStore::open(&options, "shop", Arc::new(SystemClock)).unwrap()
 }
 
-/// Returns the bounds of a call that has enough time.
-fn call() -> Call<'static> {
-    Call {
-        deadline: SystemClock.now() + LONG,
-        cancel: None,
-    }
-}
-
-fn key(name: &str) -> Key {
-    Key::of(&LockName::new(name).unwrap(), Mode::Exclusive)
-}
-
-fn writing<'a>(key: &'a Key, seen: Option<Version>, value: Option<&'a str>) -> Write<'a> {
-    Write {
-        key,
-        seen,
-        session: None,
-        also: None,
-        value,
-    }
-}
-
-fn write(store: &ConsulStore, write: Write<'_>) -> Option<Version> {
-    store.write(&[write], call()).unwrap()[0]
-}
-
-/// Reads a value and its version.
-fn read(store: &ConsulStore, key: &Key) -> Option<(String, Version)> {
-    let read = Read {
-        keys: &[key],
-        ..Read::default()
-    };
-    let entry = store.read(&read, call()).unwrap().entries.remove(0);
-    entry.map(|it| (it.value, it.version))
-}
-
 /// Returns whether the store tells that a session has ended. It is kept if a ttl is given.
 fn has_ended(store: &ConsulStore, session: &str, ttl: Option<Duration>) -> bool {
     let kept = ttl.map(|ttl| (session, ttl));
@@ -116,52 +89,47 @@ fn sent(store: &ConsulStore) -> u64 {
 fn writes_have_conditions(kind: ConsulKind) {
     let server = start(kind);
     let store = open(&options(&server));
+    shared::entry_is_written_under_its_conditions(&store);
     let (a, b, floor) = (key("a"), key("b"), Key::of_namespace("floor"));
-    let first = write(&store, writing(&a, None, Some("1"))).unwrap();
-    assert_eq!(read(&store, &a), Some(("1".to_owned(), first)));
-    assert_eq!(write(&store, writing(&a, None, Some("2"))), None);
-    assert_eq!(write(&store, writing(&a, Some(first + 1), Some("2"))), None);
-    let same = write(&store, writing(&a, Some(first), Some("1"))).unwrap();
-    assert_ne!(same, first, "a write of the same value is one, too");
+    let first = written(&store, write(&a, None, Some("1"))).unwrap();
+    let same = written(&store, write(&a, Some(first), Some("1"))).unwrap();
 
     // Only those fail whose conditions do not hold.
-    let floor_at = write(&store, writing(&floor, None, Some("9"))).unwrap();
+    let floor_at = written(&store, write(&floor, None, Some("9"))).unwrap();
     let session = store.open_session(LONG, call()).unwrap();
     let ended = store.open_session(LONG, call()).unwrap();
     store.end_sessions(&[&ended], call()).unwrap();
     let names: Vec<_> = ["c", "d", "e", "f"].map(key).into();
     let writes = [
-        writing(&a, Some(first), Some("3")),
-        writing(&a, Some(same), Some("4")),
-        writing(&b, Some(7), None),
+        write(&a, Some(first), Some("3")),
+        write(&a, Some(same), Some("4")),
+        write(&b, Some(7), None),
         Write {
             session: Some(&session),
-            ..writing(&names[0], None, Some("c"))
+            ..write(&names[0], None, Some("c"))
         },
         Write {
             session: Some(&ended),
-            ..writing(&names[1], None, Some("d"))
+            ..write(&names[1], None, Some("d"))
         },
         Write {
             also: Some((&floor, floor_at)),
-            ..writing(&names[2], None, Some("e"))
+            ..write(&names[2], None, Some("e"))
         },
         Write {
             also: Some((&floor, floor_at + 1)),
-            ..writing(&names[3], None, Some("f"))
+            ..write(&names[3], None, Some("f"))
         },
     ];
-    let written = store.write(&writes, call()).unwrap();
-    let written: Vec<_> = written.iter().map(Option::is_some).collect();
-    assert_eq!(written, [false, true, false, true, false, true, false]);
-    assert!(read(&store, &names[1]).is_none() && read(&store, &names[3]).is_none());
+    let done = store.write(&writes, call()).unwrap();
+    let done: Vec<_> = done.iter().map(Option::is_some).collect();
+    assert_eq!(done, [false, true, false, true, false, true, false]);
+    assert!(entry(&store, &names[1]).is_none() && entry(&store, &names[3]).is_none());
 
-    let (value, version) = read(&store, &a).unwrap();
+    let (version, value) = entry(&store, &a).unwrap();
     assert_eq!(value, "4");
-    assert!(write(&store, writing(&a, Some(version), None)).is_some());
-    assert_eq!(read(&store, &a), None);
-    assert_eq!(write(&store, writing(&a, Some(version), None)), None);
-    let again = write(&store, writing(&a, None, Some("4"))).unwrap();
+    assert!(written(&store, write(&a, Some(version), None)).is_some());
+    let again = written(&store, write(&a, None, Some("4"))).unwrap();
     assert!(
         again > version,
         "the version of an entry that was made anew"
@@ -175,7 +143,7 @@ fn large_batches_are_split(kind: ConsulKind) {
     let keys: Vec<_> = (0..64).map(|number| key(&number.to_string())).collect();
     let writes: Vec<_> = keys
         .iter()
-        .map(|key| writing(key, None, Some(&value)))
+        .map(|key| write(key, None, Some(&value)))
         .collect();
     let written = store.write(&writes, call()).unwrap();
     assert!(written.iter().all(Option::is_some));
@@ -189,35 +157,6 @@ fn large_batches_are_split(kind: ConsulKind) {
     let view = store.read(&read, call()).unwrap();
     assert!(view.entries.iter().flatten().all(|it| it.value == value));
     assert_eq!((view.entries.len(), view.ended.len()), (64, 100));
-}
-
-fn all_names_are_listed(kind: ConsulKind) {
-    let server = start(kind);
-    let store = open(&options(&server));
-    assert_eq!(store.list(call()).unwrap(), []);
-    let names = [
-        "a",
-        "A",
-        "a.",
-        "a/b",
-        "a_2f",
-        "..",
-        "%2e%2e",
-        "ä \n\0?#&",
-        &"ß".repeat(256),
-    ];
-    let keys: Vec<_> = names.iter().map(|name| key(name)).collect();
-    for (key, name) in keys.iter().zip(names) {
-        assert!(
-            write(&store, writing(key, None, Some(name))).is_some(),
-            "{name}"
-        );
-    }
-    let _session = store.open_session(LONG, call()).unwrap();
-    let listed = store.list(call()).unwrap();
-    let values: BTreeSet<_> = listed.iter().map(|entry| &*entry.value).collect();
-    assert_eq!(values, BTreeSet::from(names));
-    assert_eq!(listed.len(), names.len(), "and no session");
 }
 
 /// The margins of a guard rely on the lower bound, and waiting processes on the upper one.
@@ -274,7 +213,7 @@ fn waits_end_with_a_change(kind: ConsulKind) {
         let waiting = thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 wait(seen, call());
-                read(&store, &name).map(|(_, version)| version)
+                entry(&store, &name).map(|(version, _)| version)
             });
             until("the request is sent", || sent(&store) > before);
             let changed = change();
@@ -283,15 +222,15 @@ fn waits_end_with_a_change(kind: ConsulKind) {
         assert_eq!(waiting.0, waiting.1);
         waiting.1
     };
-    let first = changes(None, &|| write(&store, writing(&name, None, Some("1"))));
-    let second = changes(first, &|| write(&store, writing(&name, first, Some("2"))));
+    let first = changes(None, &|| written(&store, write(&name, None, Some("1"))));
+    let second = changes(first, &|| written(&store, write(&name, first, Some("2"))));
     changes(second, &|| {
-        assert!(write(&store, writing(&name, second, None)).is_some());
+        assert!(written(&store, write(&name, second, None)).is_some());
         None
     });
 
     // A wait whose entry has changed before it began ends at once.
-    let third = write(&store, writing(&name, None, Some("3")));
+    let third = written(&store, write(&name, None, Some("3")));
     wait(None, call());
     wait(second, call());
     let bounded = Call {
@@ -322,7 +261,7 @@ fn waits_end_with_a_change(kind: ConsulKind) {
         let waiting = scope.spawn(|| store.wait(&name, third, cancelled));
         until("the request is sent", || sent(&store) > before);
         assert!(store.wait(&name, third, call()).is_none());
-        assert!(read(&store, &name).is_some());
+        assert!(entry(&store, &name).is_some());
         cancel.cancel();
         assert!(waiting.join().unwrap().is_some());
     });
@@ -340,7 +279,7 @@ fn leader_is_killed(kind: ConsulKind) {
     let store = open(&options);
     let name = key("a");
     let session = store.open_session(LONG, call()).unwrap();
-    let version = write(&store, writing(&name, None, Some("1")));
+    let version = written(&store, write(&name, None, Some("1")));
     cluster.members()[leader].kill();
     let kept = [(&*session, LONG)];
     let asked = Read {
@@ -356,5 +295,5 @@ fn leader_is_killed(kind: ConsulKind) {
     };
     assert_eq!(view.entries[0].as_ref().map(|it| it.version), version);
     assert_eq!(view.ended, Vec::<String>::new());
-    assert!(write(&store, writing(&name, version, Some("2"))).is_some());
+    assert!(written(&store, write(&name, version, Some("2"))).is_some());
 }

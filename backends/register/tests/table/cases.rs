@@ -1,4 +1,5 @@
-//! What tables of all servers do alike, asked of the store itself. The suites of MySQL and PostgreSQL include this file.
+//! What tables of all servers do alike, asked of the store itself. The suites of MySQL and PostgreSQL include this file, and
+//! that of Consul for the cases that do not need a table.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -11,18 +12,18 @@ use lockkeeper_testkit::until;
 /// A limit far longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn call() -> Call<'static> {
+pub(crate) fn call() -> Call<'static> {
     Call {
         deadline: SystemClock.now() + LIMIT,
         cancel: None,
     }
 }
 
-fn key(name: &str) -> Key {
+pub(crate) fn key(name: &str) -> Key {
     Key::of(&LockName::new(name).unwrap(), Mode::Exclusive)
 }
 
-fn write<'a>(key: &'a Key, seen: Option<Version>, value: Option<&'a str>) -> Write<'a> {
+pub(crate) fn write<'a>(key: &'a Key, seen: Option<Version>, value: Option<&'a str>) -> Write<'a> {
     Write {
         key,
         seen,
@@ -32,12 +33,12 @@ fn write<'a>(key: &'a Key, seen: Option<Version>, value: Option<&'a str>) -> Wri
     }
 }
 
-fn written(store: &impl RegisterStore, write: Write<'_>) -> Option<Version> {
+pub(crate) fn written(store: &impl RegisterStore, write: Write<'_>) -> Option<Version> {
     store.write(&[write], call()).unwrap()[0]
 }
 
 /// Returns the version and the value of an entry.
-fn entry(store: &impl RegisterStore, key: &Key) -> Option<(Version, String)> {
+pub(crate) fn entry(store: &impl RegisterStore, key: &Key) -> Option<(Version, String)> {
     let read = Read {
         keys: &[key],
         ..Read::default()
@@ -67,7 +68,6 @@ fn ended(store: &impl RegisterStore, sessions: &[&str]) -> Vec<String> {
 pub(crate) fn entry_is_written_under_its_conditions(store: &impl RegisterStore) {
     let (a, floor) = (key("a"), Key::of_namespace("floor"));
     assert_eq!(entry(store, &a), None);
-    assert_eq!(written(store, write(&a, None, None)), None);
     let first = written(store, write(&a, None, Some("1"))).unwrap();
     assert_eq!(entry(store, &a), Some((first, "1".to_owned())));
     for wrong in [None, Some(first + 1)] {
@@ -98,7 +98,8 @@ pub(crate) fn entry_is_written_under_its_conditions(store: &impl RegisterStore) 
         session: Some(session),
         ..write(&a, seen, value)
     };
-    assert_eq!(written(store, of("unknown", Some(third), Some("4"))), None);
+    let unknown = "72bb46bb-c712-80dd-12c1-26184746bd1f";
+    assert_eq!(written(store, of(unknown, Some(third), Some("4"))), None);
     let fourth = written(store, of(&session, Some(third), Some("4"))).unwrap();
     store.end_sessions(&[&session], call()).unwrap();
     assert_eq!(written(store, of(&session, Some(fourth), None)), None);
@@ -111,6 +112,7 @@ pub(crate) fn entry_is_written_under_its_conditions(store: &impl RegisterStore) 
 /// Each has its own version, and the answers are in the order of the writes.
 pub(crate) fn several_entries_are_written_each_by_itself(store: &impl RegisterStore) {
     let [a, b, c, d] = ["a", "b", "c", "d"].map(key);
+    assert_eq!(written(store, write(&a, None, None)), None);
     let made = [&d, &b, &a].map(|key| write(key, None, Some("1")));
     let made = store.write(&made, call()).unwrap();
     assert_eq!(made.iter().flatten().collect::<BTreeSet<_>>().len(), 3);
@@ -186,6 +188,12 @@ pub(crate) fn names_are_bytes(store: &impl RegisterStore) {
         "\\",
         "%",
         "\u{1F512}",
+        "a.",
+        "a/b",
+        "a_2f",
+        "..",
+        "%2e%2e",
+        "ä \n\0?#&",
         &long,
     ];
     let keys: Vec<_> = names
@@ -205,6 +213,12 @@ pub(crate) fn names_are_bytes(store: &impl RegisterStore) {
             version.map(|it| (it, key.as_str().to_owned()))
         );
     }
+    let session = store.open_session(LIMIT, call()).unwrap();
+    let listed = store.list(call()).unwrap();
+    let values: BTreeSet<_> = listed.iter().map(|entry| &*entry.value).collect();
+    assert_eq!(values, keys.iter().map(Key::as_str).collect());
+    assert_eq!(listed.len(), keys.len(), "and no session");
+    store.end_sessions(&[&session], call()).unwrap();
     let value = "{\"o\":\"€\"} ".repeat(6_000);
     let a = entry(store, &keys[0]).map(|(version, _)| version);
     assert!(written(store, write(&keys[0], a, Some(&value))).is_some());
