@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -45,7 +44,6 @@ struct LateWrite {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     pub is_cut_off: bool,
-    pub delay: Duration,
     /// One in so many replies is lost; 0 is none. Some of these writes are carried out later, and some never.
     pub loses_one_in: u32,
     /// Writes are carried out, and their replies lost.
@@ -96,26 +94,6 @@ impl Map {
         let held = values.filter(|it| it.contains(r#","l":["#) || it.contains(r#","q":["#));
         held.cloned().collect()
     }
-
-    /// Frees a name without waking a waiter. Returns whether it was held.
-    pub fn free(&self, namespace: &str, name: &str) -> bool {
-        let mut state = self.lock();
-        let State { entries, last, .. } = &mut *state;
-        let key = format!("lock/{name}");
-        let mut all = entries.iter_mut();
-        let found = all.find(|(it, _)| it.0 == namespace && it.1.as_str() == key);
-        let Some((_, entry)) = found else {
-            return false;
-        };
-        let Some(start) = entry.value.find(r#","l":["#) else {
-            return false;
-        };
-        *last += 1;
-        entry.version = *last;
-        entry.value.truncate(start);
-        entry.value.push('}');
-        true
-    }
 }
 
 impl State {
@@ -158,23 +136,11 @@ impl MapStore {
         }
     }
 
-    /// Waits as the faults say.
-    fn reach(&self, call: Call<'_>) -> Result<MutexGuard<'_, State>, Error> {
-        let Faults {
-            is_cut_off, delay, ..
-        } = self.map.lock().faults.clone();
-        let end = SystemClock.now() + delay;
-        while SystemClock.now() < end {
-            let is_cancelled = call.cancel.is_some_and(CancelToken::is_cancelled);
-            if is_cancelled || SystemClock.now() >= call.deadline {
-                return Err(Error::unreachable("no reply within the time"));
-            }
-            thread::sleep(Duration::from_millis(2));
-        }
-        if is_cut_off {
+    fn reach(&self) -> Result<MutexGuard<'_, State>, Error> {
+        let mut state = self.map.lock();
+        if state.faults.is_cut_off {
             return Err(Error::unreachable("the store is cut off"));
         }
-        let mut state = self.map.lock();
         state.calls += 1;
         Ok(state)
     }
@@ -199,8 +165,8 @@ impl StoreInfo for MapStore {
 }
 
 impl RegisterStore for MapStore {
-    fn read(&self, read: &Read<'_>, call: Call<'_>) -> Result<View, Error> {
-        let mut state = self.reach(call)?;
+    fn read(&self, read: &Read<'_>, _: Call<'_>) -> Result<View, Error> {
+        let mut state = self.reach()?;
         state.most_checked = state.most_checked.max(read.check.len());
         let now = SystemClock.now();
         for (session, ttl) in read.keep {
@@ -222,8 +188,8 @@ impl RegisterStore for MapStore {
         })
     }
 
-    fn write(&self, writes: &[Write<'_>], call: Call<'_>) -> Result<Vec<Option<Version>>, Error> {
-        let mut state = self.reach(call)?;
+    fn write(&self, writes: &[Write<'_>], _: Call<'_>) -> Result<Vec<Option<Version>>, Error> {
+        let mut state = self.reach()?;
         let write = |write: &Write<'_>| LateWrite {
             key: self.full(write.key),
             seen: write.seen,
@@ -258,16 +224,16 @@ impl RegisterStore for MapStore {
         }
     }
 
-    fn open_session(&self, ttl: Duration, call: Call<'_>) -> Result<SessionId, Error> {
-        let mut state = self.reach(call)?;
+    fn open_session(&self, ttl: Duration, _: Call<'_>) -> Result<SessionId, Error> {
+        let mut state = self.reach()?;
         state.last += 1;
         let id = state.last.to_string();
         state.sessions.insert(id.clone(), SystemClock.now() + ttl);
         Ok(id)
     }
 
-    fn end_sessions(&self, sessions: &[&str], call: Call<'_>) -> Result<(), Error> {
-        let mut state = self.reach(call)?;
+    fn end_sessions(&self, sessions: &[&str], _: Call<'_>) -> Result<(), Error> {
+        let mut state = self.reach()?;
         state
             .sessions
             .retain(|id, _| !sessions.contains(&id.as_str()));
@@ -278,7 +244,7 @@ impl RegisterStore for MapStore {
         if !self.map.notifies {
             return None;
         }
-        let mut state = match self.reach(call) {
+        let mut state = match self.reach() {
             Ok(state) => state,
             Err(error) => return Some(Err(error)),
         };
@@ -304,8 +270,8 @@ impl RegisterStore for MapStore {
         }
     }
 
-    fn list(&self, call: Call<'_>) -> Result<Vec<Entry>, Error> {
-        let state = self.reach(call)?;
+    fn list(&self, _: Call<'_>) -> Result<Vec<Entry>, Error> {
+        let state = self.reach()?;
         let own = state.entries.iter().filter(|it| it.0.0 == self.namespace);
         Ok(own.map(|(_, entry)| entry.clone()).collect())
     }
