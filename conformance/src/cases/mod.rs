@@ -90,7 +90,6 @@ pub(crate) static TABLE: &[Case] = table! {
         permits_of_a_string_are_not_the_lock_of_another,
         namespaces_are_separate;
     rule_08_queue:
-        handovers_are_bounded_by_count,
         hundred_threads_are_one_waiter_in_the_store;
     rule_09_between_processes:
         release_wakes_the_other_keeper,
