@@ -114,8 +114,7 @@ pub(crate) static TABLE: &[Case] = table! {
     rule_14_outage:
         wait_ends_in_an_outage_or_outlasts_it,
         acquisition_that_rides_no_outage_out_fails,
-        outage_is_told_until_the_store_answers_again,
-        waiter_behind_a_release_without_a_reply_is_told_that_the_store_is_unavailable;
+        outage_is_told_until_the_store_answers_again;
     rule_15_drop:
         drop_in_an_outage_is_finished_after_it;
     rule_16_loss:

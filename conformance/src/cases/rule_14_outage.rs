@@ -259,38 +259,3 @@ pub(super) fn outage_is_told_until_the_store_answers_again(rig: &Rig<'_>) -> Out
         Ok(())
     })
 }
-
-pub(super) fn waiter_behind_a_release_without_a_reply_is_told_that_the_store_is_unavailable(
-    rig: &Rig<'_>,
-) -> Outcome {
-    let recorder = rig.recorder();
-    let builder = rig.builder().handover_max(0).lease(rig.renewed(30_000));
-    let keeper = build(builder.observer(Arc::clone(&recorder) as _));
-    let mut wait = Duration::from_secs(4);
-    loop {
-        let guard = take(&keeper, "a");
-        let waits = recorder.count(Event::Contended) + 1;
-        let ended = thread::scope(|scope| {
-            let waiting = scope.spawn(|| keeper.try_lock_for("a", wait));
-            recorder.wait_for(Event::Contended, waits);
-            let fault = rig.cut_off()?;
-            drop(guard);
-            let is_judged = !waiting.is_finished();
-            let answer = waiting.join().expect("it does not panic");
-            drop(fault);
-            Ok(is_judged.then_some(answer))
-        })?;
-        if let Some(answer) = ended {
-            assert_unreachable(answer);
-            break;
-        }
-        // A busy machine took longer for the fault and the drop.
-        wait *= 2;
-        rig.until("the store is back", || {
-            matches!(keeper.try_lock("b"), Ok(Some(_)))
-        });
-    }
-    drop(take(&keeper, "a"));
-    rig.nothing_left();
-    Ok(())
-}
