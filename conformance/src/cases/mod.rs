@@ -50,7 +50,6 @@ pub(crate) static TABLE: &[Case] = table! {
         threads_of_one_keeper,
         threads_of_two_keepers,
         two_keepers_of_one_provider,
-        four_processes,
         four_processes_with_faults,
         forked_siblings;
     rule_02_wait:

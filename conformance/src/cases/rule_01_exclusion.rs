@@ -77,25 +77,6 @@ pub(super) fn two_keepers_of_one_provider(rig: &Rig<'_>) -> Outcome {
 /// The number of threads of each process that hold a name.
 const THREADS: usize = 25;
 
-pub(super) fn four_processes(rig: &Rig<'_>) -> Outcome {
-    let mut processes = Vec::new();
-    for _ in 0..4 {
-        processes.push(rig.process(rig.renewed(60_000))?);
-    }
-    for crowd in crowds(rig) {
-        let history = History::new();
-        for process in &mut processes {
-            process.hold(crowd.name, crowd.modes, (THREADS, 1), &history);
-        }
-        for process in &processes {
-            process.expect("ended");
-        }
-        history.check(processes.len() * THREADS, None);
-    }
-    rig.nothing_left();
-    Ok(())
-}
-
 /// One process is killed and another one stopped for a while in the middle of it.
 pub(super) fn four_processes_with_faults(rig: &Rig<'_>) -> Outcome {
     rig.all_at_once(crowds(rig), |crowd| hold_with_faults(rig, crowd))?;
