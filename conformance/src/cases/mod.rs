@@ -56,7 +56,6 @@ pub(crate) static TABLE: &[Case] = table! {
         waits_end_at_their_deadlines,
         zero_wait_is_one_attempt,
         one_of_hundred_attempts_is_granted,
-        busy_lock_times_out,
         unreachable_store_is_unavailable;
     rule_03_lease:
         expired_lease_is_lost_before_the_next_grant,
@@ -74,8 +73,6 @@ pub(crate) static TABLE: &[Case] = table! {
         slow_store_keeps_its_leases;
     rule_05_release:
         release_frees_the_name_at_once,
-        drop_on_another_thread_wakes_waiters,
-        release_after_the_store_ended_the_lease,
         renewal_after_the_store_ended_the_lease,
         release_in_an_outage_is_bounded;
     rule_06_fencing:

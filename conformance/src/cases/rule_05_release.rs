@@ -1,7 +1,6 @@
 //! Rule 5: only the owner's release frees the name, and dropping a guard releases.
 
 use std::sync::mpsc::channel;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{ErrorKind, Released, WaitOutcome};
@@ -24,38 +23,6 @@ pub(super) fn release_frees_the_name_at_once(rig: &Rig<'_>) -> Outcome {
         let done = work.expect("the name is free");
         assert_eq!(done.held().expect("the lock was held throughout"), 42);
     }
-    rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn drop_on_another_thread_wakes_waiters(rig: &Rig<'_>) -> Outcome {
-    let (keeper, recorder) = rig.recorded_keeper();
-    let (other, other_recorder) = rig.recorded_keeper();
-    let guard = take(&keeper, "a");
-    thread::scope(|scope| {
-        for keeper in [&keeper, &keeper, &other, &other] {
-            scope.spawn(|| drop(take(keeper, "a")));
-        }
-        recorder.wait_for(Event::Contended, 2);
-        other_recorder.wait_for(Event::Contended, 2);
-        scope.spawn(move || drop(guard));
-    });
-    rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn release_after_the_store_ended_the_lease(rig: &Rig<'_>) -> Outcome {
-    let guard = take(&rig.keeper(), "a");
-    rig.end_lease("a")?;
-    let other = take(&rig.keeper(), "a");
-    assert!(other.token() > guard.token());
-    let released = guard.release().expect("the store replies");
-    assert_eq!(released, Released::AlreadyLost);
-    assert!(
-        is_busy(&rig.keeper(), "a"),
-        "the late release freed the next lock"
-    );
-    assert_eq!(other.release().expect("the store replies"), Released::Done);
     rig.nothing_left();
     Ok(())
 }
