@@ -1,4 +1,4 @@
-//! Servers that restart, end or stop, and programs that find none.
+//! Servers that restart or end, and programs that find none.
 
 use std::time::Duration;
 
@@ -17,10 +17,6 @@ pub(super) fn cases() -> Vec<Case> {
             contend_during(&*server, memory, || server.restart().unwrap());
         }),
         ("server_killed_while_held", server_killed_while_held),
-        (
-            "server_stopped_past_all_deadlines",
-            server_stopped_past_all_deadlines,
-        ),
         ("opening_without_server", opening_without_server),
     ]
 }
@@ -115,29 +111,6 @@ fn server_killed_while_held(kind: StoreKind) {
     witness.enter(&next);
     assert!(next.token() > held.token());
     drop((held, next, keeper));
-    server.assert_clean();
-}
-
-fn server_stopped_past_all_deadlines(kind: StoreKind) {
-    let server = start(kind);
-    let witness = Witness::new(true);
-    let holder = server.open("ttl=4s&response_timeout=1s");
-    let held = holder.lock("a").unwrap();
-    witness.enter(&held);
-    let wait = Duration::from_secs(6);
-    // What is granted to these waiters in the end expires with the ttl.
-    let keys = "ttl=1s&response_timeout=1s";
-    let waiters = server.queue_waiters::<3>(server.own_addr(), keys, wait, &witness);
-    server.stop().unwrap();
-    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
-    for waiter in waiters {
-        waiter.fails();
-    }
-    server.resume().unwrap();
-    let next = holder.try_lock_for("a", WAIT_LIMIT).unwrap();
-    let next = next.expect("the lease has expired");
-    witness.enter(&next);
-    drop((held, next, holder));
     server.assert_clean();
 }
 
