@@ -1,13 +1,12 @@
 //! A member of a cluster dies, stops, or is cut off from the others.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper::{Error, ErrorKind, LockGuard, LockKeeper, Released, WaitOutcome};
 use lockkeeper_testkit::{Cluster, Member, NetworkedMember, until};
 
-use super::contended::SetOnDrop;
+use super::contended::repeat_during;
 use super::{WAIT_LIMIT, Waiter, Witness, opened};
 
 /// An election takes a second or two, and longer on a busy machine: the guard outlives it, which on Consul is lost after
@@ -72,32 +71,19 @@ pub(crate) fn contention_while_leaders_change<M: Member>(
     (rounds, beside): (usize, usize),
     change: impl Fn(usize, usize, &dyn Fn()),
 ) {
-    let keepers = [0, 1, 2].map(|first| open(&cluster.url(first), KEYS));
-    let witness = Witness::new(true);
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for keeper in &keepers {
-            scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    witness.pass(keeper.lock("a").unwrap());
-                }
-            });
+    let keepers = &[0, 1, 2].map(|first| open(&cluster.url(first), KEYS));
+    let witness = &Witness::new(true);
+    let work = |number: usize| {
+        let keeper = &keepers[number % 3];
+        move || match number.checked_sub(keepers.len()) {
+            None => witness.pass(keeper.lock("a").unwrap()),
+            Some(other) => drop(keeper.lock_shared(format!("other-{other}")).unwrap()),
         }
-        for (number, keeper) in keepers.iter().cycle().take(beside).enumerate() {
-            let over = &over;
-            scope.spawn(move || {
-                while !over.load(Ordering::Relaxed) {
-                    drop(keeper.lock_shared(format!("other-{number}")).unwrap());
-                }
-            });
-        }
-        let _over = SetOnDrop(&over);
-        let go_on = || {
-            let before = witness.grants();
-            until("grants go on", || witness.grants() >= before + 20);
-        };
+    };
+    let works = (0..keepers.len() + beside).map(work);
+    repeat_during(works, witness, |go_on| {
         for round in 0..rounds {
-            change(round, cluster.leader(&[]).unwrap(), &go_on);
+            change(round, cluster.leader(&[]).unwrap(), go_on);
         }
     });
 }

@@ -1,4 +1,4 @@
-//! Contention on one name while the network goes through all faults.
+//! Contention on one name while the world changes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -9,6 +9,38 @@ use lockkeeper_testkit::{Counts, Fault, Proxy, until};
 
 use super::{HANG, WAIT_LIMIT, Witness};
 
+/// Repeats each of the works, on a thread of its own, until `change` returns. `change` gets what waits until the witness
+/// has seen further grants.
+pub(crate) fn repeat_during<W: Fn() + Send>(
+    works: impl IntoIterator<Item = W>,
+    witness: &Witness,
+    change: impl FnOnce(&dyn Fn()),
+) {
+    let over = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        for work in works {
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    work();
+                }
+            });
+        }
+        let _over = SetOnDrop(over);
+        change(&|| {
+            let before = witness.grants();
+            until("grants go on", || witness.grants() >= before + 20);
+        });
+    });
+}
+
+/// Locks `a`, unless that fails for a reason that passes.
+pub(crate) fn pass_or_fail(keeper: &LockKeeper, witness: &Witness) {
+    match keeper.lock("a") {
+        Ok(guard) => witness.pass(guard),
+        Err(error) => assert!(error.is_retryable(), "{error:?}"),
+    }
+}
+
 /// Locks `a` repeatedly, with `wait`, on two threads of each keeper. Meanwhile `proxy`, through which some
 /// of the keepers connect, applies one fault after the other. `witness` checks the grants.
 pub(super) fn through_all_faults(
@@ -17,22 +49,16 @@ pub(super) fn through_all_faults(
     proxy: &Proxy,
     witness: &Witness,
 ) {
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for keeper in keepers.iter().flat_map(|keeper| [keeper; 2]) {
-            scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    let began = Instant::now();
-                    match keeper.lock("a") {
-                        Ok(guard) => witness.pass(guard),
-                        Err(error) => assert!(error.is_retryable(), "{error:?}"),
-                    }
-                    let took = began.elapsed();
-                    assert!(took < wait + HANG, "{took:?}");
-                }
-            });
+    let work = |keeper| {
+        move || {
+            let began = Instant::now();
+            pass_or_fail(keeper, witness);
+            let took = began.elapsed();
+            assert!(took < wait + HANG, "{took:?}");
         }
-        let _over = SetOnDrop(&over);
+    };
+    let works = keepers.iter().flat_map(|keeper| [work(keeper); 2]);
+    repeat_during(works, witness, |go_on| {
         let delay = Duration::from_millis(1500);
         for (fault, count) in [
             (Fault::DropRequests, lost as fn(&Counts) -> u64),
@@ -47,8 +73,7 @@ pub(super) fn through_all_faults(
             let met = proxy.wait_for(WAIT_LIMIT, |counts| count(counts) >= before + 6);
             assert!(met, "{fault:?} was not met");
             proxy.set(Fault::Pass);
-            let before = witness.grants();
-            until("grants go on", || witness.grants() >= before + 20);
+            go_on();
         }
     });
 }
@@ -59,7 +84,7 @@ pub(super) fn lost(counts: &Counts) -> u64 {
 }
 
 /// Ends the threads also when the test panics.
-pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
+pub(super) struct SetOnDrop<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {

@@ -7,7 +7,7 @@ use lockkeeper::{ErrorKind, LockGuard, Released, WaitOutcome};
 use lockkeeper_testkit::{Facts, Fault, Proxy, StoreKind, until};
 
 use super::contended::{lost, through_all_faults};
-use super::{Case, HANG, Keepers as _, WAIT_LIMIT, Witness, assert_closed, start};
+use super::{Case, Keepers as _, WAIT_LIMIT, Witness, assert_closed, start};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![

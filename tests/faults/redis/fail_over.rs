@@ -1,13 +1,10 @@
 //! A lock, and contention on one name, while a replica takes over.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-
 use lockkeeper::{LockKeeper, Released};
 use lockkeeper_testkit::{RedisServer, Reply, until};
 
 use super::store::{listening, open, start_waiter};
-use crate::common::contended::SetOnDrop;
+use crate::common::contended::{pass_or_fail, repeat_during};
 use crate::common::{WAIT_LIMIT, Witness};
 
 /// A lease on `a` and a waiter outlive their primary, and a call for `other` that meets the outage waits for its end.
@@ -53,26 +50,11 @@ pub(crate) fn outlives_its_primary<'s>(
 /// The keepers lock `a` repeatedly, each with a wait for outages. Meanwhile `fail_over` makes another server take
 /// over. Grants go on before and after it.
 pub(crate) fn through_fail_over(keepers: &[LockKeeper], fail_over: impl FnOnce()) {
-    let witness = Witness::new(true);
-    let enough = || {
-        let before = witness.grants();
-        until("grants go on", || witness.grants() >= before + 20);
-    };
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for keeper in keepers {
-            scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    match keeper.lock("a") {
-                        Ok(guard) => witness.pass(guard),
-                        Err(error) => assert!(error.is_retryable(), "{error:?}"),
-                    }
-                }
-            });
-        }
-        let _over = SetOnDrop(&over);
-        enough();
+    let witness = &Witness::new(true);
+    let work = |keeper| move || pass_or_fail(keeper, witness);
+    repeat_during(keepers.iter().map(work), witness, |go_on| {
+        go_on();
         fail_over();
-        enough();
+        go_on();
     });
 }
