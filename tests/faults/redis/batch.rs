@@ -16,11 +16,10 @@ use super::operations::{
     TTL, acquire, attempt, attempt_until, end, names, open, open_via, open_with_scripts, release,
     release_all, renew, request, run, sent,
 };
-use super::store::{epoch_at, keys_left, last_minted, start};
+use super::store::{keys_left, start};
 use crate::common::{Keepers as _, WAIT_LIMIT, assert_closed};
 
 pub(super) const CASES: &[Case] = cases![
-    batch_answers_each_operation,
     batch_without_scripts,
     batch_cut_before_replies,
     batch_cut_within_replies,
@@ -30,40 +29,6 @@ pub(super) const CASES: &[Case] = cases![
     batch_needs_replicas,
     batch_of_attempts_leaves_one_connection,
 ];
-
-fn batch_answers_each_operation(kind: RedisKind) {
-    let server = start(kind);
-    let [provider, rival] = [(); 2].map(|()| open_with_scripts(server.addr(), |options| options));
-    let [mut kept, mut left, mut lost, mut gone] = acquire(&provider, ["k", "l", "x", "y"]);
-    let [others] = acquire(&rival, ["b"]);
-    end(&server, "x");
-    end(&server, "y");
-    let names = names(["a", "b", "c"]);
-    let [first, busy, last] = names.each_ref().map(request);
-    let before = sent(&provider);
-    let batch = vec![
-        attempt(&first),
-        release(&mut gone),
-        attempt(&busy),
-        renew(&mut kept),
-        release(&mut left),
-        renew(&mut lost),
-        attempt(&last),
-    ];
-    let (answers, grants) = run(&provider, batch);
-    let expected = [Granted, AlreadyLost, Busy, Renewed, Released, Lost, Granted];
-    assert_eq!(answers, expected);
-    assert_eq!(sent(&provider), before + 7);
-    let epochs: Vec<_> = grants.iter().map(|grant| grant.epoch).collect();
-    assert!(epochs.is_sorted_by(|one, next| one < next), "{epochs:?}");
-    assert_eq!(epochs.last(), Some(&epoch_at(last_minted(&server))));
-    release_all(&provider, grants.into_iter().map(|grant| grant.lease));
-    release_all(&provider, [kept]);
-    release_all(&rival, [others]);
-    provider.batch(&mut []);
-    drop((provider, rival));
-    server.assert_clean();
-}
 
 /// Only what found no script is asked again.
 fn batch_without_scripts(kind: RedisKind) {
@@ -97,6 +62,7 @@ fn batch_without_scripts(kind: RedisKind) {
         release_all(&provider, more.into_iter().flatten());
     }
     release_all(&provider, [one, two]);
+    provider.batch(&mut []);
     drop(provider);
     server.assert_clean();
 }

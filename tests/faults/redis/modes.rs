@@ -1,6 +1,5 @@
 //! Shared leases and permits: one of several that expires, is renewed, or whose reply is lost.
 
-use std::thread;
 use std::time::Duration;
 
 use lockkeeper::admin::HeldName;
@@ -9,23 +8,18 @@ use lockkeeper::backend::{
 };
 use lockkeeper::backends::redis::RedisProvider;
 use lockkeeper::clock::SystemClock;
-use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockName, Mode, Released};
+use lockkeeper::{ErrorKind, LockName, Mode, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, cases, until};
 
 use super::Case;
-use super::operations::Answer::{Busy, Failed, Granted};
-use super::operations::{
-    Lease, TTL, attempt, in_time, names, open_via, open_with_scripts, release_all, request, run,
-};
-use super::store::{epoch_at, last_minted, open, start};
+use super::operations::{Lease, TTL, in_time, names, open_with_scripts, release_all};
+use super::store::{epoch_at, last_minted, start};
 use crate::common::{Keepers as _, WAIT_LIMIT};
 
 pub(super) const CASES: &[Case] = cases![
     one_of_several_expires,
     one_of_several_is_renewed,
     modes_with_lost_replies,
-    cancelled_permit_is_released,
-    modes_in_a_batch,
 ];
 
 const SHARED: Mode = Mode::Shared;
@@ -59,12 +53,6 @@ fn held(provider: &RedisProvider) -> Vec<HeldName> {
     let [a] = names(["a"]);
     let admin = provider.admin().unwrap();
     admin.held(Some(&a), in_time()).unwrap()
-}
-
-/// Returns the mode and slot of each lease of `a`.
-fn shown(provider: &RedisProvider) -> Vec<(Mode, Option<u32>)> {
-    let held = held(provider);
-    held.iter().map(|held| (held.mode, held.slot)).collect()
 }
 
 fn renewed(provider: &RedisProvider, lease: &mut Lease, ttl: Duration) -> Renewal {
@@ -173,68 +161,5 @@ fn modes_with_lost_replies(kind: RedisKind) {
         release_all(&rival, others);
     }
     drop((provider, rival));
-    server.assert_clean();
-}
-
-/// The reply of the grant is lost, and then the acquisition is cancelled. Its slot is not known.
-fn cancelled_permit_is_released(kind: RedisKind) {
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let rival = open_with_scripts(server.addr(), |options| options);
-    let other = granted(&rival, permit(2));
-    // The lease would outlast the limits of this test.
-    let keys = "ttl=120s&response_timeout=3s";
-    let keeper = open(&server.url_via(proxy.addr()), keys);
-    keeper.lock("s").unwrap().release().unwrap();
-    let cancel = CancelToken::new();
-    let options = AcquireOptions::new().mode(permit(2));
-    let options = options.wait_forever().cancel(&cancel);
-    proxy.once("EVALSHA", Fault::DropReplies);
-    thread::scope(|scope| {
-        let acquiring = scope.spawn(|| keeper.acquire("a", &options));
-        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_replies == 1));
-        assert_eq!(shown(&rival).len(), 2);
-        cancel.cancel();
-        let error = acquiring.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
-    });
-    until("its permit is free", || {
-        shown(&rival) == [(permit(2), Some(0))]
-    });
-    release_all(&rival, [other.lease]);
-    drop((rival, keeper));
-    server.assert_clean();
-}
-
-fn modes_in_a_batch(kind: RedisKind) {
-    let server = start(kind);
-    let provider = open_via(server.addr(), |options| options);
-    let held = granted(&provider, SHARED);
-    let names = names(["a", "b", "c", "d", "b"]);
-    let [shared, first, other, alone, second] = names.each_ref();
-    let requests = [
-        request(shared).with_mode(SHARED),
-        request(shared),
-        request(first).with_mode(permit(2)),
-        request(second).with_mode(permit(2)),
-        request(second).with_mode(permit(2)),
-        request(second).with_mode(permit(3)),
-        request(other).with_mode(permit(1)),
-        request(alone),
-        request(alone).with_mode(SHARED),
-    ];
-    let (answers, grants) = run(&provider, requests.iter().map(attempt).collect());
-    let mismatch = Failed(ErrorKind::LimitMismatch);
-    assert_eq!(
-        answers,
-        [
-            Granted, Busy, Granted, Granted, Busy, mismatch, Granted, Granted, Busy
-        ]
-    );
-    let slots: Vec<_> = grants.iter().map(|grant| grant.slot).collect();
-    assert_eq!(slots, [0, 0, 1, 0, 0]);
-    release_all(&provider, grants.into_iter().map(|grant| grant.lease));
-    release_all(&provider, [held.lease]);
-    drop(provider);
     server.assert_clean();
 }
