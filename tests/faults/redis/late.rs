@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper::clock::{Clock, ManualClock, SystemClock};
-use lockkeeper::{Config, ErrorKind, LockGuard, LockKeeper, Released};
+use lockkeeper::{Config, LockGuard, LockKeeper, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer, Reply, cases, until};
 
 use super::Case;
@@ -12,7 +12,6 @@ use super::store::{EPOCH_KEY, epoch_at, epoch_of, keys_left, last_minted, open, 
 use crate::common::{Keepers as _, WAIT_LIMIT};
 
 pub(super) const CASES: &[Case] = cases![
-    request_later_than_wait,
     request_later_than_release,
     server_clock_set,
     server_clock_set_back,
@@ -22,35 +21,6 @@ pub(super) const CASES: &[Case] = cases![
 /// Returns how many scripts the server has run.
 fn scripts_run(server: &RedisServer) -> u64 {
     server.calls().unwrap().get("evalsha").copied().unwrap_or(0)
-}
-
-fn request_later_than_wait(kind: RedisKind) {
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=60s&response_timeout=2s&wait=500ms";
-    let slow = open(&server.url_via(proxy.addr()), keys);
-    let rival = open(&server.url(), "");
-    let warm = server.lock_after_waiting(&slow, &rival);
-    warm.release().unwrap();
-    let before = scripts_run(&server);
-    proxy.set(Fault::DelayRequests(Duration::from_secs(4)));
-    let error = slow.lock("a").unwrap_err();
-    assert!(
-        matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable),
-        "{error:?}"
-    );
-    let late = proxy.counts().held;
-    assert!(late > 0);
-    until("the late requests arrive", || {
-        scripts_run(&server) >= before + late
-    });
-    proxy.set(Fault::Pass);
-    // The late requests grant nothing.
-    assert_eq!(keys_left(&server), Vec::<String>::new());
-    drop(rival.try_lock("a").unwrap().expect("it is free"));
-    drop(slow.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap());
-    drop((slow, rival));
-    server.assert_clean();
 }
 
 /// The request is repeated because the first one is delayed. The first one arrives after the release.

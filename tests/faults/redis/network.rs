@@ -1,11 +1,11 @@
 //! Lost messages whose outcome only Redis can tell.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::clock::{Clock, SystemClock};
-use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, Released};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, cases, until};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockName, Mode, Released};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, cases, until};
 
 use super::Case;
 use super::store::{keys_left, listening, open, start, start_waiter};
@@ -14,12 +14,9 @@ use crate::common::{Keepers as _, WAIT_LIMIT, Witness, assert_closed};
 pub(super) const CASES: &[Case] = cases![
     messages_lost_while_scripts_are_new,
     lease_and_reply_of_its_release_lost,
-    cancelled_grant_is_released,
-    cancelled_wait_ends_without_a_reply,
-    grant_of_a_wait_that_ended_is_released,
+    grant_without_a_reply_is_released,
     dead_waiter_beside_pattern_subscriber,
     listener_stays_connected_in_silence,
-    reply_in_drops_ends_by_its_deadline,
 ];
 
 /// The server does not run a script that it does not have. So a lost request with a new script was
@@ -113,70 +110,47 @@ fn lease_and_reply_of_its_release_lost(kind: RedisKind) {
     server.assert_clean();
 }
 
-/// The reply of the grant is lost, and then the acquisition is cancelled.
-fn cancelled_grant_is_released(kind: RedisKind) {
+/// The acquisition is cancelled, or its wait is over, before the reply comes. Of a permit, the slot is not known either.
+fn grant_without_a_reply_is_released(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
+    let rival = open(&server.url(), "");
+    let permit = AcquireOptions::new().mode(Mode::Permit { limit: 2 });
+    let other = rival.acquire("p", &permit).unwrap().unwrap();
     // The lease would outlast the limits of this test.
     let keys = "ttl=120s&response_timeout=3s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
     keeper.lock("a").unwrap().release().unwrap();
-    let cancel = CancelToken::new();
-    let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
-    proxy.once("EVALSHA", Fault::DropReplies);
-    thread::scope(|scope| {
-        let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
-        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_replies == 1));
-        assert_eq!(keys_left(&server), ["lockkeeper:{default:a}"]);
-        cancel.cancel();
-        let error = acquiring.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
-    });
-    until("no key is left", || keys_left(&server).is_empty());
-    drop(keeper);
-    server.assert_clean();
-}
-
-/// A reply may take longer than the limits of this test.
-fn cancelled_wait_ends_without_a_reply(kind: RedisKind) {
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let holder = open(&server.url(), "ttl=10m");
-    let held = holder.lock("a").unwrap();
-    let keeper = open(&server.url_via(proxy.addr()), "response_timeout=5m");
-    let cancel = CancelToken::new();
-    let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
-    thread::scope(|scope| {
-        let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
-        until("it waits", || server.queue_length("a") == 1);
-        proxy.set(Fault::DropRequests);
-        // The next attempt of the waiter, or what its listener asks.
-        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_requests >= 1));
-        let began = Instant::now();
-        cancel.cancel();
-        let error = acquiring.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
-        assert!(began.elapsed() < WAIT_LIMIT);
-    });
-    proxy.set(Fault::Pass);
-    drop((held, holder, keeper));
-}
-
-/// The request was carried out, and the reply comes after the wait.
-fn grant_of_a_wait_that_ended_is_released(kind: RedisKind) {
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    // The lease would outlast the limits of this test.
-    let keys = "ttl=120s&response_timeout=3s";
-    let keeper = open(&server.url_via(proxy.addr()), keys);
-    keeper.lock("a").unwrap().release().unwrap();
-    proxy.set(Fault::DropReplies);
-    let error = keeper.try_lock_for("a", Duration::from_millis(300));
-    assert_eq!(error.unwrap_err().kind(), ErrorKind::Unknown);
-    assert!(proxy.counts().dropped_replies > 0);
-    proxy.set(Fault::Pass);
-    until("no key is left", || keys_left(&server).is_empty());
-    drop(keeper);
+    let admin = rival.admin().unwrap();
+    let held = |name: &str| {
+        let name = LockName::new(name).unwrap();
+        let held = admin.held(Some(&name), SystemClock.now() + WAIT_LIMIT);
+        held.unwrap().len()
+    };
+    let exclusive = AcquireOptions::new();
+    let short = exclusive.clone().wait(Duration::from_millis(300));
+    for (name, options, ends_as) in [
+        ("a", exclusive.wait_forever(), ErrorKind::Cancelled),
+        ("a", short, ErrorKind::Unknown),
+        ("p", permit.wait_forever(), ErrorKind::Cancelled),
+    ] {
+        let cancel = CancelToken::new();
+        let options = options.cancel(&cancel);
+        let (before, lost) = (held(name), proxy.counts().dropped_replies);
+        proxy.once("EVALSHA", Fault::DropReplies);
+        thread::scope(|scope| {
+            let acquiring = scope.spawn(|| keeper.acquire(name, &options));
+            assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_replies > lost));
+            if ends_as == ErrorKind::Cancelled {
+                assert_eq!(held(name), before + 1);
+                cancel.cancel();
+            }
+            let error = acquiring.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ends_as, "{error:?}");
+        });
+        until("the lease is released", || held(name) == before);
+    }
+    drop((other, rival, keeper));
     server.assert_clean();
 }
 
@@ -235,24 +209,4 @@ fn listener_stays_connected_in_silence(kind: RedisKind) {
     assert_eq!(listener(), before);
     drop((guard, keeper));
     server.assert_clean();
-}
-
-/// Each byte comes within the response timeout, and the reply does not.
-fn reply_in_drops_ends_by_its_deadline(kind: RedisKind) {
-    let server = RedisServer::start(kind, &RedisOptions::new().tls()).unwrap();
-    let authority = &server.certificates().unwrap().authority;
-    let ca = format!("&ca_file={}", authority.display());
-    for (scheme, addr, more) in [
-        ("redis", server.addr(), ""),
-        ("rediss", server.tls_addr().unwrap(), &*ca),
-    ] {
-        let proxy = Proxy::new(addr).unwrap();
-        let url = format!("{scheme}://{}/", proxy.addr());
-        let keeper = open(&url, &format!("response_timeout=1s{more}"));
-        keeper.lock(scheme).unwrap().release().unwrap();
-        proxy.set(Fault::DripReplies(Duration::from_millis(250)));
-        let error = keeper.try_lock(scheme).unwrap_err();
-        assert!(error.is_retryable(), "{error:?}");
-        proxy.set(Fault::Pass);
-    }
 }
