@@ -7,9 +7,7 @@ use lockkeeper_core::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, Release
 use lockkeeper_testkit::{StoreKind, cases, until};
 
 use crate::checks::WAIT_LIMIT;
-use crate::store::{
-    Case, connections, holders, keeper, leftovers, open, provider, start, until_waiting,
-};
+use crate::store::{Case, connections, holders, leftovers, open, start, until_waiting};
 
 pub(crate) const CASES: &[Case] = cases![
     lock_costs_two_statements,
@@ -18,8 +16,6 @@ pub(crate) const CASES: &[Case] = cases![
     exhausted_pool_has_its_own_error,
     closed_connection_is_replaced,
     lease_expires_on_session_in_use,
-    name_is_not_locked_twice_on_one_session,
-    stalled_server_costs_no_lease,
 ];
 
 fn lock_costs_two_statements(kind: StoreKind) {
@@ -169,46 +165,4 @@ fn lease_expires_on_session_in_use(kind: StoreKind) {
     let kept_on = kept.lost_signal().wait(Duration::from_secs(3));
     assert_eq!(kept_on, WaitOutcome::TimedOut);
     assert_eq!(kept.release().unwrap(), Released::Done);
-}
-
-/// The server would grant the name again to the session that holds it.
-fn name_is_not_locked_twice_on_one_session(kind: StoreKind) {
-    let server = start(kind);
-    let provider = provider(kind, &*server, 2);
-    let keepers = [0, 1].map(|_| keeper(&provider));
-    let first = keepers[0].lock("a").unwrap();
-    assert!(keepers[1].try_lock("a").unwrap().is_none());
-    assert!(first.is_held());
-    first.release().unwrap();
-    let second = keepers[1].try_lock("a").unwrap().unwrap();
-    second.release().unwrap();
-    assert_eq!(leftovers(&*server), 0);
-}
-
-/// A call that is cut short leaves its session unusable, and the names on it are lost. So on a shared
-/// session a call goes on after its caller has given up.
-fn stalled_server_costs_no_lease(kind: StoreKind) {
-    let server = start(kind);
-    let keys = "ttl=20s&pool_size=2&response_timeout=2s&connect_timeout=2s";
-    let keeper = open(&*server, keys);
-    let [kept, also, given] = ["kept", "also", "given"].map(|name| keeper.lock(name).unwrap());
-    let other = open(&*server, "");
-    server.stop().unwrap();
-    let error = keeper.try_lock("new").expect_err("the server is silent");
-    assert!(error.is_retryable(), "{error:?}");
-    thread::scope(|scope| {
-        let released = scope.spawn(|| given.release());
-        server.resume().unwrap();
-        // In time or not, the name is freed.
-        let _ = released.join().unwrap();
-    });
-    for guard in [&kept, &also] {
-        guard.renew().unwrap();
-    }
-    drop(other.lock("new").unwrap());
-    drop(other.lock("given").unwrap());
-    for guard in [kept, also] {
-        assert_eq!(guard.release().unwrap(), Released::Done);
-    }
-    until("all is free", || leftovers(&*server) == 0);
 }
