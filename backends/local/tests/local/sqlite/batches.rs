@@ -93,29 +93,6 @@ fn names(store: &TempStore) -> Vec<String> {
 }
 
 #[test]
-fn each_operation_has_its_answer() {
-    let store = TempStore::new();
-    let provider = store.provider();
-    let leases = ["kept", "lost", "done", "gone"].map(|name| lease(&provider, name));
-    let [mut kept, mut lost, mut done, mut gone] = leases;
-    store
-        .raw()
-        .execute_batch("DELETE FROM lock WHERE name IN ('lost', 'gone')")
-        .unwrap();
-    let found = with_request("seat", |request| {
-        // The second attempt finds the grant of the first.
-        let attempts = [attempt(request), attempt(request)];
-        let renewals = [renewal(&mut kept), renewal(&mut lost)];
-        let releases = [release(&mut done), release(&mut gone)];
-        let all = attempts.into_iter().chain(renewals).chain(releases);
-        words(&provider, all.collect())
-    });
-    let expected = ["Granted", "Busy", "Renewed", "Lost", "Done", "AlreadyLost"];
-    assert_eq!(found, expected);
-    assert_eq!(names(&store), ["kept", "seat"]);
-}
-
-#[test]
 fn grant_of_a_batch_is_listened_for() {
     let store = TempStore::new();
     let provider = store.provider();

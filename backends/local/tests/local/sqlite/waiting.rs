@@ -83,7 +83,10 @@ fn acquisition_on_a_locked_database_ends_in_time() {
     });
     let shortest = overruns.min().unwrap();
     assert!(shortest < Duration::from_millis(150), "{shortest:?}");
-    drop(held);
+    drop((held, keeper));
+    until("the keepers have ended", || {
+        store.files().iter().all(|file| !file.contains("-wake-"))
+    });
 }
 
 #[test]
@@ -113,51 +116,6 @@ fn schema_of_another_program_is_not_trusted() {
     let error = keeper.try_lock("seat").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Incompatible, "{error}");
     assert!(format!("{error:?}").contains("unsafe"), "{error:?}");
-}
-
-#[test]
-fn providers_are_served_first_in_first_out_and_leave_nothing() {
-    let store = TempStore::new();
-    // A clock that stands still, so that no reservation expires.
-    let (_, clock) = manual_clock();
-    let open = || {
-        LockKeeper::builder(store.provider_with_clock(Arc::clone(&clock)))
-            .clock(Arc::clone(&clock))
-            .wait(Wait::Forever)
-            .build()
-            .unwrap()
-    };
-    let newcomer = open();
-    let raw = store.raw();
-    let holder = newcomer.lock("seat").unwrap();
-    let (sender, order) = mpsc::channel();
-    let mut threads = Vec::new();
-    for number in 0..4 {
-        let (keeper, sender) = (open(), sender.clone());
-        threads.push(thread::spawn(move || {
-            let guard = keeper.lock("seat").unwrap();
-            sender.send(number).unwrap();
-            guard.release().unwrap();
-        }));
-        until("the waiter is queued", || waiters(&raw) > number);
-    }
-    drop(holder);
-    while threads.iter().any(|thread| !thread.is_finished()) {
-        // The newcomer is granted the name only when the queue is empty.
-        if let Some(guard) = newcomer.try_lock("seat").unwrap() {
-            assert_eq!(waiters(&raw), 0, "the newcomer overtook a waiter");
-            guard.release().unwrap();
-        }
-    }
-    threads
-        .into_iter()
-        .for_each(|thread| thread.join().unwrap());
-    assert_eq!(order.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
-    assert_eq!((waiters(&raw), locks(&raw)), (0, 0));
-    drop(newcomer);
-    until("the keepers have ended", || {
-        store.files().iter().all(|file| !file.contains("-wake-"))
-    });
 }
 
 /// Queues a waiter of this process that does not respond, like a stopped process.
