@@ -30,30 +30,28 @@ fn every_row_has_its_expected_verdict(kind: StoreKind) {
 fn forms_of_url(server: &dyn TestServer) -> Vec<String> {
     let socket = server.socket_url().unwrap_or_default();
     let login = |user, database| format!("user={user}&password={PASSWORD}&db={database}");
-    let url = server.url();
+    let (url, addr) = (server.url(), server.single_addr().unwrap());
+    let certificates = server.processes()[0].certificates().unwrap();
+    let authority = certificates.authority.display();
     if let Some(server) = as_server::<RedisServer>(server) {
-        let (addr, tls) = (server.addr(), server.tls_url().unwrap());
-        let authority = server.certificates().unwrap().authority.display();
         return vec![
             format!("{}/3", server.url()),
             format!("redis://{addr}?db=3&user=default&password={PASSWORD}"),
             format!("{socket}password={PASSWORD}"),
-            format!("{tls}?ca_file={authority}"),
+            format!("{}?ca_file={authority}", server.tls_url().unwrap()),
         ];
     }
     if let Some(server) = as_server::<MySqlServer>(server) {
-        let authority = server.certificates().unwrap().authority.display();
         let login = login(MySqlServer::USER, MySqlServer::DATABASE);
         return vec![
             url.replacen("mysql:", "mariadb:", 1),
-            format!("mysql://{}?{login}", server.addr()),
+            format!("mysql://{addr}?{login}"),
             format!("mysql:?socket={}&{login}", server.socket().display()),
             format!("{}?tls=on&ca_file={authority}", server.url()),
             format!("{}?locks=table", server.url()),
         ];
     }
     if let Some(server) = as_server::<PostgresServer>(server) {
-        let authority = server.certificates().unwrap().authority.display();
         let login = login(PostgresServer::USER, PostgresServer::DATABASE);
         return vec![
             url.replacen("postgres:", "postgresql:", 1),
@@ -62,31 +60,22 @@ fn forms_of_url(server: &dyn TestServer) -> Vec<String> {
             format!("{url}locks=table"),
         ];
     }
+    // The first of the two members is down.
+    let forms = |tls: Option<String>, scheme: &str, more: &str| {
+        vec![
+            format!("{}?ca_file={authority}", tls.unwrap()),
+            format!("{scheme}://127.0.0.1:1,{addr}{more}"),
+        ]
+    };
     if let Some(server) = as_server::<ConsulServer>(server) {
-        let (tls, addr) = (server.tls_url().unwrap(), server.addr());
-        let authority = server.certificates().unwrap().authority.display();
-        return vec![
-            format!("{tls}?ca_file={authority}"),
-            format!("consul://127.0.0.1:1,{addr}?datacenter=dc1"),
-        ];
+        return forms(server.tls_url(), "consul", "?datacenter=dc1");
     }
     if let Some(server) = as_server::<ZooKeeperServer>(server) {
-        let (tls, addr) = (server.tls_url().unwrap(), server.addr());
-        let authority = server.certificates().unwrap().authority.display();
         server.client().unwrap().create(APP, "").unwrap();
-        return vec![
-            format!("{tls}?ca_file={authority}"),
-            format!("zookeeper://127.0.0.1:1,{addr}{APP}"),
-        ];
+        return forms(server.tls_url(), "zookeeper", APP);
     }
     let server = as_server::<EtcdServer>(server).unwrap();
-    let (tls, addr) = (server.tls_url().unwrap(), server.addr());
-    let authority = server.certificates().unwrap().authority.display();
-    vec![
-        format!("{tls}?ca_file={authority}"),
-        // The first of the two members is down.
-        format!("etcd://127.0.0.1:1,{addr}"),
-    ]
+    forms(server.tls_url(), "etcd", "")
 }
 
 fn every_form_of_url_reaches_the_server(kind: StoreKind) {
