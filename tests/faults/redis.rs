@@ -1,6 +1,8 @@
 //! The cases of Redis alone.
 
 mod batch;
+#[path = "../../backends/local/tests/local/batched.rs"]
+mod batched;
 mod clock;
 mod cluster;
 mod cluster_hang;

@@ -1,22 +1,19 @@
-//! Single operations for a batch, and their answers.
+//! Providers, and leases without a keeper.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lockkeeper::backend::{
-    AcquireRequest, AttemptRequest, Backend, Grant, Operation, ReleaseRequest, RenewRequest,
-    Renewal, StoreInfo,
-};
+use lockkeeper::Released;
+use lockkeeper::backend::{Backend, ReleaseRequest, StoreInfo};
 use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
-use lockkeeper::clock::{Clock, HostInstant, SystemClock};
-use lockkeeper::{Error, ErrorKind, LockName, Released};
+use lockkeeper::clock::HostInstant;
 use lockkeeper_testkit::RedisServer;
 
-use crate::common::WAIT_LIMIT;
+pub(super) use super::batched::{
+    Answer, TTL, acquire, attempt, attempt_until, in_time, names, release, renew, request, run,
+};
 
 pub(super) type Lease = <RedisProvider as Backend>::Lease;
-
-pub(super) const TTL: Duration = Duration::from_secs(60);
 
 pub(super) fn open(
     server: &RedisServer,
@@ -36,90 +33,6 @@ pub(super) fn open_via(
     RedisProvider::open(&change(options), "default").unwrap()
 }
 
-pub(super) fn in_time() -> HostInstant {
-    SystemClock.now() + WAIT_LIMIT
-}
-
-pub(super) fn names<const N: usize>(names: [&str; N]) -> [LockName; N] {
-    names.map(|name| LockName::new(name).unwrap())
-}
-
-pub(super) fn request(name: &LockName) -> AcquireRequest<'_> {
-    AcquireRequest::attempt(name, TTL, &SystemClock)
-}
-
-pub(super) fn attempt<'a>(request: &'a AcquireRequest<'a>) -> Operation<'a, Lease> {
-    attempt_until(request, in_time())
-}
-
-pub(super) fn attempt_until<'a>(
-    request: &'a AcquireRequest<'a>,
-    deadline: HostInstant,
-) -> Operation<'a, Lease> {
-    Operation::Acquire(AttemptRequest {
-        request,
-        deadline,
-        answer: None,
-    })
-}
-
-pub(super) fn renew(lease: &mut Lease) -> Operation<'_, Lease> {
-    Operation::Renew(RenewRequest {
-        lease,
-        ttl: TTL,
-        deadline: in_time(),
-        answer: None,
-    })
-}
-
-pub(super) fn release(lease: &mut Lease) -> Operation<'_, Lease> {
-    Operation::Release(ReleaseRequest::new(lease, in_time()))
-}
-
-/// An answer without its lease.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Answer {
-    Granted,
-    Busy,
-    Renewed,
-    Lost,
-    Released,
-    AlreadyLost,
-    Failed(ErrorKind),
-}
-
-fn answer<T>(answer: Option<Result<T, Error>>, read: impl FnOnce(T) -> Answer) -> Answer {
-    let answer = answer.expect("every operation has an answer");
-    answer.map_or_else(|error| Answer::Failed(error.kind()), read)
-}
-
-/// Returns the answers, in order, and the grants among them.
-pub(super) fn run(
-    provider: &RedisProvider,
-    mut batch: Vec<Operation<'_, Lease>>,
-) -> (Vec<Answer>, Vec<Grant<Lease>>) {
-    provider.batch(&mut batch);
-    let mut grants = Vec::new();
-    let answers = batch.into_iter().map(|operation| match operation {
-        Operation::Acquire(it) => answer(it.answer, |grant| match grant {
-            Some(grant) => {
-                grants.push(grant);
-                Answer::Granted
-            }
-            None => Answer::Busy,
-        }),
-        Operation::Renew(it) => answer(it.answer, |found| match found {
-            Renewal::Renewed => Answer::Renewed,
-            Renewal::Lost => Answer::Lost,
-        }),
-        Operation::Release(it) => answer(it.answer, |found| match found {
-            Released::Done => Answer::Released,
-            Released::AlreadyLost => Answer::AlreadyLost,
-        }),
-    });
-    (answers.collect(), grants)
-}
-
 /// Opens a provider whose scripts the server has.
 pub(super) fn open_with_scripts(
     addr: SocketAddr,
@@ -131,14 +44,6 @@ pub(super) fn open_with_scripts(
     assert_eq!(answers, [Answer::Renewed]);
     release_all(&provider, [lease]);
     provider
-}
-
-/// Acquires each of the names.
-pub(super) fn acquire<const N: usize>(provider: &RedisProvider, wanted: [&str; N]) -> [Lease; N] {
-    wanted.map(|name| {
-        let [name] = names([name]);
-        provider.acquire(&request(&name)).unwrap().unwrap().lease
-    })
 }
 
 /// Releases leases that are held, one by one.

@@ -6,6 +6,8 @@
     reason = "a test fails by a panic"
 )]
 
+#[cfg(feature = "sqlite")]
+mod batched;
 mod memory;
 mod modes;
 #[cfg(feature = "sqlite")]

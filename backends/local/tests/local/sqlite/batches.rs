@@ -1,89 +1,25 @@
 //! Several operations in one transaction.
 
-use lockkeeper_core::{
-    AcquireRequest, AttemptRequest, Backend, Grant, LockName, Operation, ReleaseRequest,
-    RenewRequest, StoreInfo,
-};
+use lockkeeper_core::StoreInfo;
 
 use super::waiting::silent_waiter;
 use super::*;
+use crate::batched::Answer::{Busy, Failed, Granted, Lost, Released, Renewed};
+use crate::batched::{
+    Answer, acquire, attempt, attempt_until, names, release, renew, request, run,
+};
 
-type Lease = <SqliteProvider as Backend>::Lease;
+const UNAVAILABLE: Answer = Failed(ErrorKind::Unavailable);
+const UNKNOWN: Answer = Failed(ErrorKind::Unknown);
 
-/// Calls `work` with a request for `name`.
-fn with_request<T>(name: &str, work: impl FnOnce(&AcquireRequest<'_>) -> T) -> T {
-    let (name, clock) = (LockName::new(name).unwrap(), SystemClock);
-    let ttl = Duration::from_secs(30);
-    work(&AcquireRequest::attempt(&name, ttl, &clock))
+/// Attempts to acquire `seat`, by a batch.
+fn try_in_batch(provider: &SqliteProvider) -> Vec<Answer> {
+    let [seat] = names(["seat"]);
+    run(provider, vec![attempt(&request(&seat))]).0
 }
 
-/// Acquires a name by the single verb.
-fn lease(provider: &SqliteProvider, name: &str) -> Lease {
-    let grant = with_request(name, |request| Backend::acquire(provider, request));
-    grant.unwrap().unwrap().lease
-}
-
-fn deadline() -> HostInstant {
-    SystemClock.now() + Duration::from_secs(60)
-}
-
-fn attempt<'a>(request: &'a AcquireRequest<'a>) -> Operation<'a, Lease> {
-    Operation::Acquire(AttemptRequest {
-        request,
-        deadline: deadline(),
-        answer: None,
-    })
-}
-
-fn renewal(lease: &mut Lease) -> Operation<'_, Lease> {
-    Operation::Renew(RenewRequest {
-        lease,
-        ttl: Duration::from_secs(30),
-        deadline: deadline(),
-        answer: None,
-    })
-}
-
-fn release(lease: &mut Lease) -> Operation<'_, Lease> {
-    Operation::Release(ReleaseRequest::new(lease, deadline()))
-}
-
-/// Carries out a batch, and returns each answer as a word.
-fn words(provider: &SqliteProvider, mut batch: Vec<Operation<'_, Lease>>) -> Vec<String> {
-    Backend::batch(provider, &mut batch);
-    let words = batch.into_iter().map(|operation| {
-        let answer = match operation {
-            Operation::Acquire(it) => it.answer.unwrap().map(|grant| match grant {
-                Some(_) => "Granted".to_owned(),
-                None => "Busy".to_owned(),
-            }),
-            Operation::Renew(it) => it.answer.unwrap().map(|found| format!("{found:?}")),
-            Operation::Release(it) => it.answer.unwrap().map(|found| format!("{found:?}")),
-        };
-        answer.unwrap_or_else(|error| format!("{:?}", error.kind()))
-    });
-    words.collect()
-}
-
-/// Attempts to acquire a name, by a batch.
-fn try_in_batch(provider: &SqliteProvider, name: &str) -> Vec<String> {
-    with_request(name, |request| words(provider, vec![attempt(request)]))
-}
-
-/// Makes an attempt by a batch of its own.
-pub(super) fn attempt_in_batch(
-    provider: &SqliteProvider,
-    request: &AcquireRequest<'_>,
-) -> Result<Option<Grant<Lease>>, Error> {
-    let mut batch = [attempt(request)];
-    Backend::batch(provider, &mut batch);
-    let [Operation::Acquire(attempt)] = batch else {
-        unreachable!("it is an attempt")
-    };
-    attempt.answer.unwrap()
-}
-
-fn names(store: &TempStore) -> Vec<String> {
+/// Returns the names that are locked.
+fn locked(store: &TempStore) -> Vec<String> {
     let raw = store.raw();
     let mut rows = raw
         .prepare("SELECT name FROM lock WHERE name <> '' ORDER BY name")
@@ -98,7 +34,7 @@ fn grant_of_a_batch_is_listened_for() {
     let provider = store.provider();
     let holds = || store.files().iter().any(|file| file.contains("-holder-"));
     assert!(!holds());
-    assert_eq!(try_in_batch(&provider, "seat"), ["Granted"]);
+    assert_eq!(try_in_batch(&provider), [Granted]);
     assert!(holds());
 }
 
@@ -106,9 +42,9 @@ fn grant_of_a_batch_is_listened_for() {
 fn attempt_of_a_batch_gets_a_name_whose_waiter_is_gone() {
     let store = TempStore::new();
     let provider = store.provider();
-    let _held = lease(&provider, "seat");
-    let attempts = || try_in_batch(&provider, "seat");
-    assert_eq!(attempts(), ["Busy"]);
+    let _held = acquire(&provider, ["seat"]);
+    let attempts = || try_in_batch(&provider);
+    assert_eq!(attempts(), [Busy]);
     store
         .raw()
         .execute(
@@ -116,21 +52,16 @@ fn attempt_of_a_batch_gets_a_name_whose_waiter_is_gone() {
             (),
         )
         .unwrap();
-    assert_eq!(attempts(), ["Granted"]);
+    assert_eq!(attempts(), [Granted]);
 }
 
 #[test]
 fn attempt_after_its_deadline_is_not_granted() {
     let store = TempStore::new();
-    let late = with_request("seat", |request| {
-        let late = Operation::Acquire(AttemptRequest {
-            request,
-            deadline: request.now(),
-            answer: None,
-        });
-        words(&store.provider(), vec![late])
-    });
-    assert_eq!(late, ["Unavailable"]);
+    let [seat] = names(["seat"]);
+    let request = request(&seat);
+    let late = attempt_until(&request, request.now());
+    assert_eq!(run(&store.provider(), vec![late]).0, [UNAVAILABLE]);
     assert_eq!(locks(&store.raw()), 0);
 }
 
@@ -138,7 +69,7 @@ fn attempt_after_its_deadline_is_not_granted() {
 fn batch_waits_for_another_writer() {
     let store = TempStore::new();
     let provider = store.provider();
-    let mut leases = ["kept", "lost", "done"].map(|name| lease(&provider, name));
+    let mut leases = acquire(&provider, ["kept", "lost", "done"]);
     let raw = store.raw();
     raw.execute_batch("BEGIN IMMEDIATE; DELETE FROM lock WHERE name = 'lost'")
         .unwrap();
@@ -146,59 +77,61 @@ fn batch_waits_for_another_writer() {
     let acting = provider.clone();
     let thread = thread::spawn(move || {
         let [kept, lost, done] = &mut leases;
-        words(&acting, vec![renewal(kept), renewal(lost), release(done)])
+        run(&acting, vec![renew(kept), renew(lost), release(done)]).0
     });
     until("the batch has retried", || {
         provider.usage().unwrap().commands > before + 10
     });
     raw.execute_batch("COMMIT").unwrap();
-    assert_eq!(thread.join().unwrap(), ["Renewed", "Lost", "Done"]);
-    assert_eq!(names(&store), ["kept"]);
+    assert_eq!(thread.join().unwrap(), [Renewed, Lost, Released]);
+    assert_eq!(locked(&store), ["kept"]);
 }
 
 #[test]
 fn batch_in_a_database_that_stays_locked_fails_as_the_single_verbs_do() {
     let store = TempStore::new();
     let provider = store.provider();
-    let [mut kept, mut done] = ["kept", "done"].map(|name| lease(&provider, name));
+    let [mut kept, mut done] = acquire(&provider, ["kept", "done"]);
     let raw = store.raw();
     raw.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let found = with_request("seat", |request| {
-        let others = [renewal(&mut kept), release(&mut done)];
-        let all = [attempt(request)].into_iter().chain(others);
-        words(&provider, all.collect())
-    });
-    assert_eq!(found, ["Unavailable", "Unknown", "Unknown"]);
+    let [seat] = names(["seat"]);
+    let request = request(&seat);
+    let batch = vec![attempt(&request), renew(&mut kept), release(&mut done)];
+    let (found, _) = run(&provider, batch);
+    assert_eq!(found, [UNAVAILABLE, UNKNOWN, UNKNOWN]);
     raw.execute_batch("ROLLBACK").unwrap();
-    assert_eq!(names(&store), ["done", "kept"]);
+    assert_eq!(locked(&store), ["done", "kept"]);
 }
 
 /// Carries out an attempt for `seat`, a renewal and a release in a database with this trigger.
-fn batch_with_trigger(store: &TempStore, trigger: &str) -> Vec<String> {
+fn batch_with_trigger(store: &TempStore, trigger: &str) -> Vec<Answer> {
     let provider = store.provider();
-    let [mut kept, mut done] = ["kept", "done"].map(|name| lease(&provider, name));
+    let [mut kept, mut done] = acquire(&provider, ["kept", "done"]);
     store.raw().execute_batch(trigger).unwrap();
-    let found = with_request("seat", |request| {
-        let all = [renewal(&mut kept), attempt(request), release(&mut done)];
-        words(&provider, all.into())
-    });
+    let [seat] = names(["seat"]);
+    let request = request(&seat);
+    let batch = vec![renew(&mut kept), attempt(&request), release(&mut done)];
+    let (found, _) = run(&provider, batch);
     // The failed transaction excludes no other process, although the provider is not used.
     store.raw().execute_batch("DROP TRIGGER seat").unwrap();
-    assert_eq!(try_in_batch(&provider, "seat"), ["Granted"]);
+    assert_eq!(try_in_batch(&provider), [Granted]);
     found
 }
 
 #[test]
 fn failure_of_one_operation_is_its_own_unless_it_ends_the_transaction() {
     let all_fail = (
-        ["Unknown", "Incompatible", "Unknown"],
+        [UNKNOWN, Failed(ErrorKind::Incompatible), UNKNOWN],
         vec!["done", "kept", "seat"],
     );
     for (trigger, (answers, left)) in [
         (
             "CREATE TRIGGER seat BEFORE INSERT ON lock WHEN NEW.name = 'seat'
              BEGIN SELECT RAISE(ABORT, 'the attempt fails'); END",
-            (["Renewed", "Incompatible", "Done"], vec!["kept", "seat"]),
+            (
+                [Renewed, Failed(ErrorKind::Incompatible), Released],
+                vec!["kept", "seat"],
+            ),
         ),
         (
             "CREATE TRIGGER seat BEFORE INSERT ON lock WHEN NEW.name = 'seat'
@@ -215,7 +148,7 @@ fn failure_of_one_operation_is_its_own_unless_it_ends_the_transaction() {
     ] {
         let store = TempStore::new();
         assert_eq!(batch_with_trigger(&store, trigger), answers, "{trigger}");
-        assert_eq!(names(&store), left, "{trigger}");
+        assert_eq!(locked(&store), left, "{trigger}");
     }
 }
 
@@ -224,7 +157,7 @@ fn release_in_a_batch_notifies_the_next_waiter() {
     use std::os::unix::net::UnixDatagram;
     let store = TempStore::new();
     let provider = store.provider();
-    let mut held = lease(&provider, "seat");
+    let [mut held] = acquire(&provider, ["seat"]);
     // A waiter that polls would get the name as well, later.
     let waiter = silent_waiter(&store);
     let wake = "locks.db-wake-waiter";
@@ -236,11 +169,11 @@ fn release_in_a_batch_notifies_the_next_waiter() {
     raw.execute("UPDATE waiter SET wake = ?1", [wake]).unwrap();
     raw.execute("UPDATE lock SET contended = 1 WHERE name = 'seat'", ())
         .unwrap();
-    let thread = thread::spawn(move || words(&provider, vec![release(&mut held)]));
+    let thread = thread::spawn(move || run(&provider, vec![release(&mut held)]).0);
     assert_eq!(socket.recv(&mut [0; 8]).unwrap(), 1);
     let reserved = raw.query_row("SELECT reserved FROM lock WHERE name = 'seat'", (), |row| {
         row.get(0)
     });
     assert_eq!(reserved, Ok(waiter));
-    assert_eq!(thread.join().unwrap(), ["Done"]);
+    assert_eq!(thread.join().unwrap(), [Released]);
 }

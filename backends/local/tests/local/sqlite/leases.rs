@@ -8,8 +8,8 @@ use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, Grant, Mode, Operation, StoreInfo, epoch_at,
 };
 
-use super::batches::attempt_in_batch;
 use super::*;
+use crate::batched::{attempt, run};
 
 #[test]
 fn epochs_grow_over_clock_steps_and_new_files() {
@@ -88,7 +88,7 @@ impl Backend for LosesReplies {
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Self::Lease>>, Error> {
         let grant = match self.in_batch {
-            true => attempt_in_batch(&self.provider, request)?,
+            true => run(&self.provider, vec![attempt(request)]).1.pop(),
             false => Backend::acquire(&self.provider, request)?,
         };
         if request.is_retry() {
