@@ -1,5 +1,8 @@
-//! Removes the rows of dead processes and of expired leases. Without that, a name that is never
+//! Removes the rows of dead waiters and of expired leases. Without that, a name that is never
 //! requested again would keep its row forever, for example the name of a killed job with a number.
+//!
+//! A lease that has not expired stays, also if its process is dead: a ticket may pass it on to the process that opens
+//! the file now. Who asks for the name gets it at once all the same.
 
 use std::collections::HashMap;
 
@@ -31,7 +34,7 @@ const FREE: &str =
  AND NOT EXISTS (SELECT 1 FROM waiter WHERE namespace = ?1 AND name = ?2 AND permits = ?3)";
 
 impl Store {
-    /// Removes the rows of dead processes and of expired leases.
+    /// Removes the rows of dead waiters and of expired leases.
     ///
     /// # Errors
     /// Where the database cannot be written. No lock depends on a sweep: the next opening repeats it.
@@ -50,10 +53,9 @@ impl Store {
             |row| {
                 let lock = holders::lock_row(row)?;
                 // Read after the row: a request later than `now` would count as from another boot.
-                let is_live =
-                    lock.is_unexpired(self.clock.now()) && !processes.is_dead(lock.holder.clone());
+                let is_over = !lock.is_unexpired(self.clock.now());
                 let names: (String, String) = (row.get(12)?, row.get(13)?);
-                Ok((!is_live).then_some((lock, names)))
+                Ok(is_over.then_some((lock, names)))
             },
             |session, (lock, (namespace, name)): &(LockRow, (String, String))| {
                 let epoch = holders::signed(lock.epoch);

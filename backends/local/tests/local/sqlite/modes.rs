@@ -77,7 +77,6 @@ fn spawn_holder(store: &TempStore) -> Running {
 #[test]
 fn leases_of_dead_processes_are_taken_over_at_once() {
     let store = TempStore::new();
-    // Opening removes the rows of dead processes, so this one is opened first.
     let keeper = store.keeper();
     let attempt = |it| {
         let attempted = keeper.acquire("seat", &mode(it).wait(Duration::ZERO));
@@ -100,9 +99,12 @@ fn leases_of_dead_processes_are_taken_over_at_once() {
     assert!(!attempt(Mode::Exclusive) && attempt(TWO));
     drop(third);
     assert!(attempt(Mode::Exclusive), "taken over by one attempt");
-    assert_eq!(locks(&store.raw()), 1, "the permit of the dead process");
+    let raw = store.raw();
+    assert_eq!(locks(&raw), 1, "the permit of the dead process");
+    let expire = "UPDATE lock SET expires = asked + 1 WHERE name = 'seat'";
+    raw.execute(expire, ()).unwrap();
     drop(store.provider());
-    assert_eq!(locks(&store.raw()), 0);
+    assert_eq!(locks(&raw), 0);
 }
 
 #[cfg(target_os = "linux")]

@@ -48,18 +48,22 @@ pub(super) fn spawn(store: &TempStore) -> Running {
 
 /// Runs a test as another process, with the path of the database in a variable.
 pub(super) fn spawn_test(test: &str, variable: &str, store: &TempStore) -> Running {
-    let child = Command::new(std::env::current_exe().unwrap())
+    Running(test_process(test, variable, store).spawn().unwrap())
+}
+
+fn test_process(test: &str, variable: &str, store: &TempStore) -> Command {
+    let mut process = Command::new(std::env::current_exe().unwrap());
+    process
         .args(["--exact", test, "--nocapture"])
         .env(variable, store.path())
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn();
-    Running(child.unwrap())
+        .stdout(Stdio::piped());
+    process
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn opening_removes_the_rows_of_dead_processes_and_expired_leases() {
+fn opening_removes_the_rows_of_dead_waiters_and_expired_leases() {
     let store = TempStore::new();
     let raw = store.raw();
     let mut holder = spawn(&store);
@@ -90,6 +94,17 @@ fn opening_removes_the_rows_of_dead_processes_and_expired_leases() {
     drop(holder);
     assert_eq!(others(), (2, 1));
     drop(store.provider());
+    assert_eq!(
+        others(),
+        (2, 0),
+        "a ticket may pass the lock `seat` on until it expires"
+    );
+    raw.execute(
+        "UPDATE lock SET expires = asked + 1 WHERE name = 'seat'",
+        (),
+    )
+    .unwrap();
+    drop(store.provider());
     assert_eq!(others(), (1, 0), "the lock of the living process");
     assert_eq!(ran_out.unwrap().release().unwrap(), Released::AlreadyLost);
 }
@@ -105,6 +120,38 @@ fn opening_keeps_the_row_of_a_name_with_a_waiter() {
     drop(holder);
     drop(store.provider());
     assert_eq!((locks(&raw), waiters(&raw)), (1, 1));
+}
+
+/// Names the ticket for [`resumes`], beside [`CHILD`].
+const TICKET: &str = "TESTKIT_LOCAL_CHILD_TICKET";
+
+#[test]
+fn resumes() {
+    let (Ok(path), Ok(ticket)) = (std::env::var(CHILD), std::env::var(TICKET)) else {
+        return;
+    };
+    let keeper = keeper(open(Path::new(&path)).unwrap());
+    let _guard = keeper.resume(&ticket.parse().unwrap()).unwrap();
+    println!("\nheld");
+    // The test kills this process.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+/// The next worker opens the file after the end of the one that had resumed the lock.
+#[test]
+fn lock_is_resumed_after_a_crash_by_a_process_that_starts_then() {
+    let store = TempStore::new();
+    let ticket = store.keeper().lock("seat").unwrap().detach().unwrap();
+    let mut crashes = Running(
+        test_process("sqlite::processes::resumes", CHILD, &store)
+            .env(TICKET, ticket.to_string())
+            .spawn()
+            .unwrap(),
+    );
+    crashes.wait_until_held();
+    drop(crashes);
+    let guard = store.keeper().resume(&ticket).unwrap();
+    assert_eq!(guard.release().unwrap(), Released::Done);
 }
 
 #[test]
