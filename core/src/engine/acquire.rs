@@ -92,8 +92,8 @@ impl Engine {
         }
     }
 
-    /// Makes one attempt at a name, which is repeated until the store answers it, at most for `limit`. Without a wait for
-    /// outages, it is not.
+    /// Makes one attempt at a name, which is repeated until the store answers it, at most for `limit`, or for the time of
+    /// a single attempt if that is longer. Without a wait for outages, it is not.
     pub(crate) fn attempt_through_outage(
         self: &Arc<Self>,
         name: &LockName,
@@ -150,7 +150,11 @@ impl Engine {
             let limit = self.capabilities.attempt_limit();
             retry.borrow_mut().limit_to(limit);
         }
-        let end = self.end_of(deadline.or(attempt_until.filter(|_| rides_out)), began);
+        let mut end = self.end_of(deadline, began);
+        if let Some(until) = attempt_until.filter(|_| rides_out) {
+            // The store has no less time to answer than for any other single attempt.
+            end = end.max(until + GRACE);
+        }
         let contended = || {
             busy_at.set(Some(self.clock.now()));
             self.answered(part.get(), retry.borrow().asked_at());

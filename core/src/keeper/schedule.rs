@@ -88,8 +88,8 @@ impl LockKeeper {
     /// `work` is not called, and the result is `None`.
     ///
     /// All processes call it at each tick, and each makes one attempt. If the store cannot be reached, the attempt goes on
-    /// for as long as the keeper's `wait`, at most for `at_least`, unless `outage=fail`. So an outage of some seconds costs
-    /// no tick. If the reply to an attempt is lost, the store is asked again under the same owner. The lock is held for at least `at_least`
+    /// for as long as the keeper's `wait`, at most for `at_least`, unless `outage=fail`, but never for less than the time of
+    /// a [`try_lock`](Self::try_lock). So an outage of some seconds costs no tick. If the reply to an attempt is lost, the store is asked again under the same owner. The lock is held for at least `at_least`
     /// from the grant, also if `work` returns sooner or panics. A process with a slow clock, or a busy one, calls
     /// later, and must still find the lock held. So choose `at_least` longer than clocks may differ and than a
     /// process may be late, and shorter than the time between two ticks. A process that is even later gets the

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy, Outage};
+use lockkeeper_core::{AcquireOptions, CancelToken, Clock, ErrorKind, LeasePolicy, Outage, Wait};
 
 use crate::answers::{Grants, Renewals};
 use crate::scripted_store::ScriptedStore;
@@ -190,6 +190,29 @@ fn tick_rides_an_outage_out_under_one_owner() {
     let ended = store.keeper().run_tick("a", 2 * SECOND, |_| ());
     assert_fails(ended, ErrorKind::Unavailable);
     assert!(store.count("a", "acquire") > 2);
+}
+
+/// A short time or wait leaves the store no less time to answer than any single attempt has.
+#[test]
+fn attempt_of_a_tick_has_the_time_of_a_single_attempt() {
+    let store = ScriptedStore::new();
+    let single = 2 * SECOND;
+    let impatient = store
+        .builder()
+        .wait(Wait::AtMost(SECOND / 20))
+        .build()
+        .unwrap();
+    for (keeper, at_least) in [
+        (store.keeper(), Duration::ZERO),
+        (store.keeper(), SECOND / 20),
+        (impatient, SECOND),
+    ] {
+        store.set(|state| state.ends.clear());
+        let (clock, began) = (store.clock.clone(), store.clock.now());
+        let work = move |_: &_| clock.advance(SECOND);
+        assert!(keeper.run_tick("a", at_least, work).unwrap().is_some());
+        store.set(|state| assert_eq!(state.ends, [began + single]));
+    }
 }
 
 #[test]
