@@ -292,7 +292,7 @@ impl NameState {
         state
     }
 
-    /// Adds a hold whose lease was resumed. The other holds are lost by that, since it is exclusive. Returns them.
+    /// Adds a hold whose lease was resumed, and which is exclusive. Returns the others: only the latest of all is not lost.
     pub(super) fn adopt(&mut self, hold: Arc<Hold>) -> Vec<Arc<Hold>> {
         let others = self.holds.iter().map(|held| Arc::clone(&held.hold));
         let others = others.collect();

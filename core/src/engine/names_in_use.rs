@@ -64,7 +64,7 @@ impl NamesInUse {
         }
     }
 
-    /// Adds a hold whose lease was resumed. Returns the others, which are lost by that.
+    /// Adds a hold whose lease was resumed. Returns the others.
     pub(super) fn adopt(&mut self, key: Key<'_>, hold: Arc<Hold>) -> Vec<Arc<Hold>> {
         match self.entry(key) {
             Entry::Occupied(mut entry) => entry.get_mut().state.adopt(hold),

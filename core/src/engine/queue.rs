@@ -159,8 +159,8 @@ impl Queue {
         served.notify();
     }
 
-    /// Adds a hold whose lease was resumed, and which is polled when it is `due`. Returns the other holds of the name,
-    /// which are lost by that.
+    /// Adds a hold whose lease was resumed, and which is polled when it is `due`. Returns the other holds of the name:
+    /// only the latest of all is not lost.
     pub(crate) fn adopt(&self, key: Key<'_>, hold: Arc<Hold>, due: u64) -> Vec<Arc<Hold>> {
         let mut names = self.names(key);
         names.due = names.due.min(due);

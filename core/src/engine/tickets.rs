@@ -168,7 +168,8 @@ impl Engine {
         }
     }
 
-    /// Makes a guard of a lease that was resumed. All other guards of the name in this process are lost by that.
+    /// Makes a guard of a lease that was resumed. All other guards of the name in this process are lost by that, or this
+    /// one if the lease was resumed again since.
     fn go_on_with(
         self: &Arc<Self>,
         request: &AcquireRequest<'_>,
@@ -187,7 +188,10 @@ impl Engine {
         let hold = Arc::new(hold);
         let key = Key::new(&hold.name, Mode::Exclusive);
         for other in self.queue.adopt(key, Arc::clone(&hold), hold.due()) {
-            other.lose();
+            // Two answers of the store may come here in the other order.
+            let is_later = other.token(0) > hold.token(0);
+            let former = if is_later { &hold } else { &other };
+            former.lose();
             self.queue.note_due(key, 0);
             self.timer.note(HostInstant::from_nanos(0));
         }

@@ -204,3 +204,64 @@ fn renewal_while_holders_are_listed_hides_no_holder() {
     let held = reader.admin().unwrap().held(None, HostInstant::NEVER);
     assert_eq!(held.unwrap().len(), 1);
 }
+
+/// Holds the answer to the first resumption back until the test lets it go.
+#[derive(Debug)]
+struct HoldsAnswerBack {
+    provider: SqliteProvider,
+    first: Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>,
+}
+
+impl StoreInfo for HoldsAnswerBack {
+    fn backend(&self) -> &'static str {
+        self.provider.backend()
+    }
+
+    fn location(&self) -> String {
+        self.provider.location()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.provider.capabilities()
+    }
+}
+
+impl Backend for HoldsAnswerBack {
+    type Lease = <SqliteProvider as Backend>::Lease;
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Self::Lease>>, Error> {
+        Backend::acquire(&self.provider, request)
+    }
+
+    fn batch(&self, batch: &mut [Operation<'_, Self::Lease>]) {
+        Backend::batch(&self.provider, batch);
+        let first = self.first.lock().unwrap().take();
+        if let Some((resumed, go_on)) = first {
+            resumed.send(()).unwrap();
+            go_on.recv().unwrap();
+        }
+    }
+}
+
+#[test]
+fn last_resumption_has_the_lock_also_if_its_answer_comes_first() {
+    let store = TempStore::new();
+    let ticket = store.keeper().lock("seat").unwrap().detach().unwrap();
+    let ((resumed, is_resumed), (go, go_on)) = (mpsc::channel(), mpsc::channel());
+    let keeper = LockKeeper::builder(Arc::new(HoldsAnswerBack {
+        provider: store.provider(),
+        first: Mutex::new(Some((resumed, go_on))),
+    }));
+    let keeper = keeper.build().unwrap();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| keeper.resume(&ticket).unwrap());
+        is_resumed.recv().unwrap();
+        let last = keeper.resume(&ticket).unwrap();
+        go.send(()).unwrap();
+        let first = first.join().unwrap();
+        assert!(first.token() < last.token());
+        assert!(!first.is_held() && last.is_held());
+        drop(first);
+        assert_eq!(last.release().unwrap(), Released::Done);
+    });
+}
