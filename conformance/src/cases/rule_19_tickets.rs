@@ -243,7 +243,8 @@ pub(super) fn lock_outlives_the_process_that_detached_it(rig: &Rig<'_>) -> Outco
     assert_eq!(guard.renew().unwrap_err().kind(), ErrorKind::Lost);
     drop(guard);
     process.kill();
-    let guard = resume(&keeper, &ticket);
+    // It opens the store then, as a worker that starts does.
+    let guard = resume(&rig.keeper(), &ticket);
     assert_eq!(guard.release().expect("the store replies"), Released::Done);
     rig.nothing_left();
     Ok(())
