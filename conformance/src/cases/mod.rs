@@ -156,6 +156,7 @@ pub(crate) static TABLE: &[Case] = table! {
         store_without_tickets_says_so,
         ticket_passes_a_lock_on,
         last_one_that_resumes_has_the_lock,
+        resumption_overtakes_no_drop,
         former_holder_is_lost_at_its_own_deadline,
         lock_of_a_ticket_is_not_handed_over,
         waiter_gets_the_lock_when_it_is_released,

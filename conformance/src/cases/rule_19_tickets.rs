@@ -1,6 +1,7 @@
 //! Rule 19: a lock goes from one process to another by a ticket, and the last one that resumes it has it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -292,4 +293,38 @@ pub(super) fn resumption_rides_an_outage_out(rig: &Rig<'_>) -> Outcome {
     });
     rig.nothing_left();
     Ok(())
+}
+
+/// The release of a dropped guard waits for other requests of its keeper, and the resumption may go with it.
+pub(super) fn resumption_overtakes_no_drop(rig: &Rig<'_>) -> Outcome {
+    const TICKETS: u32 = 20;
+    needs_tickets(rig)?;
+    let (keeper, is_over) = (rig.keeper(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let _end = Over(&is_over);
+        for at in 0..6 {
+            let (keeper, is_over) = (&keeper, &is_over);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    drop(take(keeper, &format!("beside {at}")));
+                }
+            });
+        }
+        for at in 0..TICKETS {
+            let ticket = ticket(&keeper, &at.to_string());
+            drop(resume(&keeper, &ticket));
+            lost(keeper.resume(&ticket));
+        }
+    });
+    rig.nothing_left();
+    Ok(())
+}
+
+/// Ends the threads of a case, also if it fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
