@@ -67,11 +67,11 @@ impl Engine {
                     continue;
                 }
             };
-            let (part, entry) = (lease.part, self.begin_release(guard));
-            let entry = entry.map(|release| self.unattended(lease, release));
+            let (part, release) = (lease.part, self.begin_release(guard));
+            let entry = self.unattended(lease, release);
             match sent.iter_mut().find(|(it, _)| *it == part) {
-                Some((_, entries)) => entries.extend(entry),
-                None => sent.push((part, entry.into_iter().collect())),
+                Some((_, entries)) => entries.push(entry),
+                None => sent.push((part, vec![entry])),
             }
         }
         for (part, entries) in sent {
@@ -171,9 +171,7 @@ impl Engine {
         number: u64,
     ) {
         let (part, key) = (acquired.hold.part, acquired.hold.key());
-        let Some(release) = self.begin_release(dropped(acquired, ending)) else {
-            return self.end_send(part, Some(number), None);
-        };
+        let release = self.begin_release(dropped(acquired, ending));
         sent.deadline = self.release_end(&release);
         let (request, settlement) = (Request::Lease(sent), Settlement::Release(release.sent()));
         let owed = Entry::unattended(request, settlement);

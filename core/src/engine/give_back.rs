@@ -25,9 +25,6 @@ use super::travel::request::{
 use super::travel::sender::{Entry, Reply};
 use super::{Engine, Job, JobKind};
 
-/// The most leases that are being released. Each costs some hundred bytes.
-const MAX_PENDING: usize = 1 << 16;
-
 /// What a job gives back to the store.
 pub(crate) enum Return {
     Lease(LeaseRequest, Release),
@@ -39,12 +36,8 @@ pub(crate) enum Return {
 }
 
 impl Engine {
-    fn begin_return(&self, part: usize) -> bool {
-        let begins = self.parts.releases() < MAX_PENDING;
-        if begins {
-            self.parts.get(part).begin_release(self.clock.now());
-        }
-        begins
+    fn begin_return(&self, part: usize) {
+        self.parts.get(part).begin_release(self.clock.now());
     }
 
     fn finish_return(&self, part: usize) {
@@ -52,21 +45,12 @@ impl Engine {
         self.closing.notify();
     }
 
-    /// Begins the release of a dropped guard's lease. `None` if there are too many: then the guard's end is reported.
-    pub(super) fn begin_release(&self, guard: Box<DroppedGuard>) -> Option<Release> {
+    /// Begins the release of a dropped guard's lease.
+    pub(super) fn begin_release(&self, guard: Box<DroppedGuard>) -> Release {
         let hold = &guard.acquired.hold;
-        let part = hold.part;
-        if !self.begin_return(part) {
-            self.end_dropped(&guard, Err(too_many()));
-            return None;
-        }
-        Some(Release {
-            part,
-            until: self.clock.now() + hold.policy.ttl(),
-            guard: Some(guard),
-            lost_reply: None,
-            is_sent: false,
-        })
+        let (part, until) = (hold.part, self.clock.now() + hold.policy.ttl());
+        self.begin_return(part);
+        Release::new(part, until, Some(guard))
     }
 
     /// Releases the lease of a dropped guard. `lease` is `None` if a renewal has it, or if it was released before.
@@ -76,9 +60,7 @@ impl Engine {
         guard: Box<DroppedGuard>,
         lost_reply: Option<Error>,
     ) {
-        let Some(mut release) = self.begin_release(guard) else {
-            return;
-        };
+        let mut release = self.begin_release(guard);
         let lease = match (lease, release.guard.take()) {
             (None, Some(guard)) => {
                 let hold = Arc::clone(&guard.acquired.hold);
@@ -110,17 +92,12 @@ impl Engine {
     /// Releases a lease that came back from its renewal, and that no guard needs.
     pub(super) fn release_unwanted(self: &Arc<Self>, unwanted: Unwanted, ttl: Duration) {
         let Unwanted { lease, guard } = unwanted;
-        // A guard that was dropped has been counted. Without one, the ttl frees the name at the latest.
-        if guard.is_some() || self.begin_return(lease.part) {
-            let release = Release {
-                part: lease.part,
-                until: self.clock.now() + ttl,
-                guard,
-                lost_reply: None,
-                is_sent: false,
-            };
-            self.start_release(lease, release);
+        // A guard that was dropped has been counted.
+        if guard.is_none() {
+            self.begin_return(lease.part);
         }
+        let release = Release::new(lease.part, self.clock.now() + ttl, guard);
+        self.start_release(lease, release);
     }
 
     fn start_release(self: &Arc<Self>, lease: ErasedLease, release: Release) {
@@ -207,9 +184,7 @@ impl Engine {
         store_error: Option<Error>,
         attempt: Attempt,
     ) {
-        if !self.begin_return(part) {
-            return self.queue.pass(key, store_error);
-        }
+        self.begin_return(part);
         self.queue.keep(key, store_error);
         self.start_return(Return::Attempt(part, attempt));
     }
@@ -311,17 +286,9 @@ impl Engine {
 
     /// Leaves a release that is under way, and whose caller waits no longer.
     pub(super) fn leave_release(self: &Arc<Self>, entry: &Entry, part: usize, ttl: Duration) {
-        let settlement = match self.begin_return(part) {
-            true => Settlement::Release(Release {
-                part,
-                until: self.clock.now() + ttl,
-                guard: None,
-                lost_reply: None,
-                is_sent: false,
-            }),
-            false => Settlement::GiveBack(ttl),
-        };
-        self.leave(entry, settlement);
+        self.begin_return(part);
+        let release = Release::new(part, self.clock.now() + ttl, None);
+        self.leave(entry, Settlement::Release(release));
     }
 
     /// Releases a lease that no guard gets, and returns the reason for that. The caller waits for the answer until
@@ -349,13 +316,6 @@ impl Engine {
         }
         reason
     }
-}
-
-fn too_many() -> Error {
-    let text = format!(
-        "{MAX_PENDING} dropped guards wait for the store already, so this lock was not released; the store frees it after its ttl"
-    );
-    Error::new(ErrorKind::Unavailable, text)
 }
 
 /// Returns the error of a guard that was dropped, and that the store did not release.

@@ -455,19 +455,3 @@ fn waiting_acquisition_and_release_ride_an_outage_out_together() {
     ends.expect("a", Ok(Released::Done));
     drop(waiter.join().unwrap());
 }
-
-#[test]
-fn number_of_pending_releases_is_bounded() {
-    const MOST: usize = 1 << 16;
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
-    let guards: Vec<_> = (0..=MOST)
-        .map(|number| keeper.lock(number.to_string()).unwrap())
-        .collect();
-    store.releases(Releases::Hang);
-    drop(guards);
-    ends.expect(&MOST.to_string(), Err(ErrorKind::Unavailable));
-    assert_eq!(keeper.pending_releases(), MOST);
-    store.releases(Releases::Work);
-    ends.expect_done(MOST);
-}

@@ -239,6 +239,17 @@ impl Answer {
 }
 
 impl Release {
+    /// Makes the release of a lease that the store ends by itself at `until`.
+    pub(crate) fn new(part: usize, until: HostInstant, guard: Option<Box<DroppedGuard>>) -> Self {
+        Self {
+            part,
+            until,
+            guard,
+            lost_reply: None,
+            is_sent: false,
+        }
+    }
+
     /// Returns the same release, which was sent and not waited for.
     pub(crate) fn sent(mut self) -> Self {
         self.is_sent = true;
