@@ -56,7 +56,7 @@ use queue::Queue;
 use report::OutageReports;
 use threads::Threads;
 
-/// The longest time for which a release is repeated, and for which the end of a keeper waits for releases. It is twice
+/// The longest time for which a guard's holder, or the end of a keeper, waits for a release that is repeated. It is twice
 /// the response time-out of the network stores, so one request without a reply leaves time for another. What bounds an
 /// acquisition is [`AcquireRequest::end`](crate::AcquireRequest::end).
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);

@@ -374,7 +374,8 @@ impl LockKeeper {
         self.engine.capabilities
     }
 
-    /// Returns the number of dropped guards whose release the store has not answered yet.
+    /// Returns the number of releases that the keeper's threads have not finished: of dropped guards, and of those whose
+    /// [`release`](LockGuard::release) got no answer at first.
     pub fn pending_releases(&self) -> usize {
         self.engine.pending_releases()
     }

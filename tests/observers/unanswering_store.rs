@@ -1,18 +1,19 @@
 //! A store that grants every lock, and answers no renewal and no release.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper::backend::{AcquireRequest, Backend, Capabilities, Grant, Operation, StoreInfo};
-use lockkeeper::clock::ManualClock;
-use lockkeeper::{Error, ErrorKind, LockKeeper, Observer};
+use lockkeeper::{Error, ErrorKind, LeasePolicy, LockKeeper, Observer};
 
 #[derive(Debug)]
 struct UnansweringStore;
 
-/// Opens a keeper whose clock stands still, so that only the test asks for renewals.
+/// Opens a keeper that renews no lease, so that only the test asks for renewals.
 pub(crate) fn open(observer: Arc<dyn Observer>) -> LockKeeper {
+    let ttl = Duration::from_secs(60);
     LockKeeper::builder(Arc::new(UnansweringStore))
-        .clock(Arc::new(ManualClock::new()))
+        .lease(LeasePolicy::Fixed { ttl })
         .observer(observer)
         .build()
         .unwrap()

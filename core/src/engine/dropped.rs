@@ -13,7 +13,7 @@ use crate::sync::run_caught;
 
 use super::Engine;
 use super::hold::Callbacks;
-use super::hold::acquired::{Acquired, DroppedGuard, Ending};
+use super::hold::acquired::{Acquired, Ending, UnreleasedGuard};
 use super::threads::MAX_QUEUED;
 use super::travel::request::{
     LeaseRequest, LeaseVerb, RELEASED, Request, Settlement, is_no_answer, panicked,
@@ -30,10 +30,11 @@ impl Engine {
     #[inline(always)] // As in `release.rs`.
     fn release_dropped_until(self: &Arc<Self>, acquired: &Acquired, end: HostInstant) {
         let now = self.clock.now();
-        let Some((ending, lease, callbacks)) = self.end_dropped_guard(acquired, now) else {
+        let Some((ending, ended)) = self.end_guard(acquired, now) else {
             return;
         };
-        match lease {
+        let callbacks = ended.callbacks;
+        match ended.lease {
             Some(lease) if now < end && self.may_send(acquired, ending, now) => {
                 self.send_release(acquired, (ending, callbacks), lease, now);
             }
@@ -55,10 +56,11 @@ impl Engine {
         let mut sent: Vec<(usize, Vec<_>)> = Vec::new();
         let mut ended = Vec::new();
         for acquired in all.iter().rev() {
-            let Some((ending, lease, callbacks)) = self.end_dropped_guard(acquired, now) else {
+            let Some((ending, guard)) = self.end_guard(acquired, now) else {
                 continue;
             };
-            ended.push((acquired, ending, callbacks));
+            ended.push((acquired, ending, guard.callbacks));
+            let lease = guard.lease;
             let guard = dropped(acquired, ending);
             let lease = match lease {
                 Some(lease) if self.may_send(acquired, ending, now) => lease,
@@ -80,21 +82,6 @@ impl Engine {
         for (acquired, ending, callbacks) in ended {
             self.run_callbacks(&acquired.hold, ending, callbacks);
         }
-    }
-
-    /// Ends a guard that is dropped, in this process. Returns its lease if that is here. `None` if it was handed over.
-    #[inline(always)]
-    fn end_dropped_guard(
-        &self,
-        acquired: &Acquired,
-        now: HostInstant,
-    ) -> Option<(Ending, Option<ErasedLease>, Callbacks)> {
-        let (mut ending, ended) = self.end_guard(acquired, now)?;
-        if !ending.keeps_name {
-            // The lease was lost before. The store may still have it, so its release comes first.
-            ending.keeps_name = self.queue.begin_release(acquired.hold.key());
-        }
-        Some((ending, ended.lease, ended.callbacks))
     }
 
     #[inline(always)]
@@ -192,9 +179,10 @@ impl Engine {
     }
 }
 
-fn dropped(acquired: &Acquired, ending: Ending) -> Box<DroppedGuard> {
-    Box::new(DroppedGuard {
+fn dropped(acquired: &Acquired, ending: Ending) -> Box<UnreleasedGuard> {
+    Box::new(UnreleasedGuard {
         acquired: acquired.clone(),
         ending,
+        holder: None,
     })
 }

@@ -1,5 +1,5 @@
-//! What goes back to the store and no caller waits for: the leases of dropped guards, grants that came too late, and
-//! what an attempt without a reply may have been granted.
+//! What goes back to the store on the keeper's threads: the leases of dropped guards, releases that the store has not
+//! answered to a guard's holder, grants that came too late, and what an attempt without a reply may have been granted.
 //!
 //! A release is asked once like every other request. If the store does not answer, a job repeats it until the store
 //! does, or has ended the lease by itself. These jobs have threads of their own, so that no renewal waits behind a
@@ -14,10 +14,10 @@ use crate::error::{Error, ErrorKind};
 use crate::sync::run_caught;
 
 use super::backoff::Limits;
-use super::hold::acquired::DroppedGuard;
+use super::hold::acquired::UnreleasedGuard;
 use super::hold::lease::Unwanted;
 use super::key::Key;
-use super::release::{RELEASE_LIMIT, ReleaseAttempt, found_after};
+use super::release::RELEASE_LIMIT;
 use super::retry::Retry;
 use super::travel::request::{
     Answer, Attempt, LeaseRequest, Release, Request, Settlement, is_no_answer,
@@ -32,7 +32,7 @@ pub(crate) enum Return {
     /// requests its name meanwhile.
     Attempt(usize, Attempt),
     /// Nothing but the report of what became of the release of a dropped guard.
-    Report(Box<DroppedGuard>, Result<Released, Error>),
+    Report(Box<UnreleasedGuard>, Result<Released, Error>),
 }
 
 impl Engine {
@@ -45,19 +45,19 @@ impl Engine {
         self.closing.notify();
     }
 
-    /// Begins the release of a dropped guard's lease.
-    pub(super) fn begin_release(&self, guard: Box<DroppedGuard>) -> Release {
+    /// Begins the release of a guard's lease.
+    pub(super) fn begin_release(&self, guard: Box<UnreleasedGuard>) -> Release {
         let hold = &guard.acquired.hold;
         let (part, until) = (hold.part, self.clock.now() + hold.policy.ttl());
         self.begin_return(part);
         Release::new(part, until, Some(guard))
     }
 
-    /// Releases the lease of a dropped guard. `lease` is `None` if a renewal has it, or if it was released before.
+    /// Releases the lease of a guard that has ended. `lease` is `None` if a renewal has it, or if it was released before.
     pub(super) fn release_later(
         self: &Arc<Self>,
         lease: Option<ErasedLease>,
-        guard: Box<DroppedGuard>,
+        guard: Box<UnreleasedGuard>,
         lost_reply: Option<Error>,
     ) {
         let mut release = self.begin_release(guard);
@@ -92,7 +92,7 @@ impl Engine {
     /// Releases a lease that came back from its renewal, and that no guard needs.
     pub(super) fn release_unwanted(self: &Arc<Self>, unwanted: Unwanted, ttl: Duration) {
         let Unwanted { lease, guard } = unwanted;
-        // A guard that was dropped has been counted.
+        // The release for a guard has been counted.
         if guard.is_none() {
             self.begin_return(lease.part);
         }
@@ -144,37 +144,35 @@ impl Engine {
         }
     }
 
-    /// Ends a release: reports the end of its guard.
+    /// Ends a release: passes the name of its guard on, and has the guard's end reported.
     fn end_release(self: &Arc<Self>, release: Release, answer: Result<Released, Error>) {
         if release.is_sent
             && let Some(next) = self.parts.get(release.part).requests.settle()
         {
             self.start_sender(release.part, next);
         }
-        match release.guard {
+        let Some(guard) = release.guard else {
+            return self.finish_return(release.part);
+        };
+        self.pass_on(guard.acquired.hold.key(), guard.ending);
+        match &guard.holder {
+            Some(holder) => {
+                self.finish_return(release.part);
+                // An error: the holder has stopped to wait, and has reported that.
+                let _ = holder.send(answer);
+            }
             // A thread that sends requests, for other names too, must not run the observer's code.
-            Some(guard) if self.capabilities.batch() > 1 && self.notifier.is_observed() => {
+            None if self.capabilities.batch() > 1 && self.notifier.is_observed() => {
                 self.start_return(Return::Report(guard, answer));
             }
-            guard => {
-                if let Some(guard) = guard {
-                    self.end_dropped(&guard, answer);
-                }
-                self.finish_return(release.part);
-            }
+            None => self.report_dropped(&guard, answer),
         }
     }
 
-    fn end_reported(&self, guard: &DroppedGuard, answer: Result<Released, Error>) {
-        self.end_dropped(guard, answer);
-        self.finish_return(guard.acquired.hold.part);
-    }
-
-    /// Lets the next thread have the name of a guard that was dropped, and reports the guard's end.
-    fn end_dropped(&self, guard: &DroppedGuard, answer: Result<Released, Error>) {
-        self.pass_on(guard.acquired.hold.key(), guard.ending);
+    fn report_dropped(&self, guard: &UnreleasedGuard, answer: Result<Released, Error>) {
         // The observer has the error.
         let _ = self.report_end(&guard.acquired, guard.ending, answer);
+        self.finish_return(guard.acquired.hold.part);
     }
 
     /// Frees what the head's attempt may have been granted. Then the next thread may request the name.
@@ -208,7 +206,7 @@ impl Engine {
                 run_caught(|| self.provider.abandon(&attempt.request(&*self.clock)));
                 self.end_abandoned(part, &attempt);
             }
-            Return::Report(guard, answer) => self.end_reported(&guard, answer),
+            Return::Report(guard, answer) => self.report_dropped(&guard, answer),
         }
     }
 
@@ -221,7 +219,7 @@ impl Engine {
                 self.end_release(release, Err(not_released(error)));
             }
             Return::Attempt(part, attempt) => self.end_abandoned(part, &attempt),
-            Return::Report(guard, answer) => self.end_reported(&guard, answer),
+            Return::Report(guard, answer) => self.report_dropped(&guard, answer),
         }
     }
 
@@ -234,7 +232,7 @@ impl Engine {
     fn release_until_answered(self: &Arc<Self>, mut request: LeaseRequest, mut release: Release) {
         let (part, is_sent) = (release.part, release.is_sent);
         // No thread of this process requests the name until the release is finished.
-        let keeps = |it: &&DroppedGuard| it.ending.keeps_name;
+        let keeps = |it: &&UnreleasedGuard| it.ending.keeps_name;
         let hold = release.guard.as_deref().filter(keeps);
         let hold = hold.map(|guard| Arc::clone(&guard.acquired.hold));
         let fail = |cause: &Error| {
@@ -265,30 +263,26 @@ impl Engine {
                 break Err(not_released(error));
             }
             request.deadline = self.release_end(&release);
-            let error = match self.attempt_release(request, retry.lost_reply()) {
-                ReleaseAttempt::Answered(answer) => break answer,
-                ReleaseAttempt::NoAnswer(lease, error) => {
-                    request = LeaseRequest::release(lease, release.until);
-                    error
-                }
-                ReleaseAttempt::UnderWay(entry) => {
+            let answer = match self.ask(request) {
+                Reply::Answered(answer) => answer.released(),
+                Reply::UnderWay(entry) => {
                     release.lost_reply = retry.lost_reply().cloned();
                     return self.leave(&entry, Settlement::Release(release));
+                }
+            };
+            let (lease, error) = match answer {
+                (Some(lease), Err(error)) if is_no_answer(error.kind()) => (lease, error),
+                (_, answer) => {
+                    break answer.and_then(|found| found_after(found, retry.lost_reply()));
                 }
             };
             if error.kind() == ErrorKind::Unavailable {
                 fail(&error);
             }
+            request = LeaseRequest::release(lease, release.until);
             paused = retry.after(&error, None);
         };
         self.end_release(release, answer);
-    }
-
-    /// Leaves a release that is under way, and whose caller waits no longer.
-    pub(super) fn leave_release(self: &Arc<Self>, entry: &Entry, part: usize, ttl: Duration) {
-        self.begin_return(part);
-        let release = Release::new(part, self.clock.now() + ttl, None);
-        self.leave(entry, Settlement::Release(release));
     }
 
     /// Releases a lease that no guard gets, and returns the reason for that. The caller waits for the answer until
@@ -312,14 +306,37 @@ impl Engine {
                     self.give_back(lease, request.ttl);
                 }
             }
-            Reply::UnderWay(entry) => self.leave_release(&entry, part, request.ttl),
+            Reply::UnderWay(entry) => {
+                self.begin_return(part);
+                let release = Release::new(part, self.clock.now() + request.ttl, None);
+                self.leave(&entry, Settlement::Release(release));
+            }
         }
         reason
     }
 }
 
-/// Returns the error of a guard that was dropped, and that the store did not release.
+/// Returns the error of a release that ends without an answer.
 fn not_released(cause: Error) -> Error {
-    let text = "the guard was dropped, and the store gave no answer to its release; it frees the lock after its ttl at the latest";
+    let text =
+        "the store gave no answer to the release; it frees the lock after its ttl at the latest";
     Error::new(cause.kind(), text).with_source(cause)
+}
+
+/// Returns the result of a release. After an attempt without a reply, a lock that is gone may have been released by that
+/// attempt: then the result is unknown. `lost_reply` is the error of such an attempt.
+fn found_after(found: Released, lost_reply: Option<&Error>) -> Result<Released, Error> {
+    match (found, lost_reply) {
+        (Released::AlreadyLost, Some(lost)) => Err(unknown_release(lost)),
+        (found, _) => Ok(found),
+    }
+}
+
+/// Returns the error of a release that was repeated after a lost reply and found nothing.
+fn unknown_release(lost_reply: &Error) -> Error {
+    Error::new(
+        ErrorKind::Unknown,
+        "the reply to the release did not come, and the lock was gone when it was asked for again: it was released, or it had been lost before; where that matters, have the data refuse smaller tokens",
+    )
+    .with_source(lost_reply.clone())
 }

@@ -1,39 +1,43 @@
 //! Ending a guard: its lease goes to the next waiter of the process, or back to the store.
 //!
+//! `release()` asks the store once. Without an answer, the keeper's threads go on with the release as after a drop: see
+//! `give_back.rs`. The holder waits for them for a while, and no other thread gets the name before they are done.
+//!
 //! What a release and a drop share is always inlined: left to the compiler, it costs a lock within the
 //! process 20 ns of 370.
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::contract::provider::{ErasedLease, Released};
+use crate::contract::provider::Released;
+use crate::engine::timer::MAX_SLEEP;
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
 use crate::sync::run_caught;
 
-use super::backoff::Limits;
-use super::hold::acquired::{Acquired, Ending};
+use super::hold::acquired::{Acquired, Ending, UnreleasedGuard};
 use super::hold::lease::Ended;
 use super::hold::{Callbacks, Hold, HoldState};
 use super::key::Key;
 use super::name_state::Finished;
-use super::retry::Retry;
-use super::travel::request::{LeaseRequest, is_no_answer};
-use super::travel::sender::{Entry, Reply, unanswered};
+use super::travel::request::{LeaseRequest, Settlement, is_no_answer};
+use super::travel::sender::Reply;
 use super::{ATTEMPT_LIMIT, Engine};
 
 /// The longest that a release waits for the store.
 pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
-/// The outcome of one attempt to release a lease.
-pub(super) enum ReleaseAttempt {
-    Answered(Result<Released, Error>),
-    /// The store did not answer; it may have released the lease if the error is
-    /// [`ErrorKind::Unknown`].
-    NoAnswer(ErasedLease, Error),
-    /// The deadline came while the request was under way: [leave](Engine::leave) it.
-    UnderWay(Arc<Entry>),
+/// A release without an answer, with which the keeper's threads go on.
+struct LeftRelease<'a> {
+    acquired: &'a Acquired,
+    ending: Ending,
+    answer: Receiver<Result<Released, Error>>,
+    /// When the holder stops to wait for the answer.
+    until: HostInstant,
+    /// The error that the holder gets then.
+    error: Error,
 }
 
 impl Engine {
@@ -43,8 +47,12 @@ impl Engine {
         let Some((ending, ended)) = self.end_guard(acquired, now) else {
             return Ok(Released::Done);
         };
-        let answer = self.return_lease(&acquired.hold, ended.lease, now);
-        self.conclude(acquired, ending, ended.callbacks, answer)
+        let deadline = release_deadline(&acquired.hold, now);
+        let request = |lease| LeaseRequest::release(lease, deadline);
+        let reply = ended.lease.map(|lease| self.ask(request(lease)));
+        let guard = (acquired, ending, ended.callbacks);
+        let answer = self.conclude_with(guard, reply, now);
+        answer.unwrap_or_else(|left| self.wait_for_release(&left))
     }
 
     /// Ends guards of one acquisition whose holder waits for the store's answers: leases that no thread of this process
@@ -66,31 +74,24 @@ impl Engine {
         let deadline = release_deadline(&first.hold, now);
         let (mut ended, mut asked, mut requests) = (Vec::new(), Vec::new(), Vec::new());
         for (acquired, (ending, mut guard)) in guards {
-            match guard.lease.take() {
+            let lease = guard.lease.take();
+            let guard = (acquired, ending, guard.callbacks);
+            match lease {
                 Some(lease) => {
-                    asked.push((acquired, ending, guard.callbacks));
+                    asked.push(guard);
                     requests.push(LeaseRequest::release(lease, deadline));
                 }
-                None => ended.push((acquired, ending, guard.callbacks, None)),
+                None => ended.push((guard, None)),
             }
         }
-        let replies = self.ask_together(requests, deadline);
-        let attempts = replies.map(|reply| Self::release_attempt(reply, None));
-        let asked = asked.into_iter().zip(attempts);
-        ended.extend(asked.map(|((acquired, ending, callbacks), attempt)| {
-            (acquired, ending, callbacks, Some(attempt))
-        }));
+        let replies = self.ask_together(requests, deadline).map(Some);
+        ended.extend(asked.into_iter().zip(replies));
         // The names that the store has freed do not wait for the other ones.
-        ended.sort_by_key(|(.., attempt)| !matches!(attempt, Some(ReleaseAttempt::Answered(_))));
-        let conclude = |(acquired, ending, callbacks, attempt): (&Acquired, _, _, Option<_>)| {
-            let hold = &acquired.hold;
-            let answer = match attempt {
-                Some(attempt) => self.repeat_release(hold, attempt, deadline, now),
-                None => self.return_lease(hold, None, now),
-            };
-            self.conclude(acquired, ending, callbacks, answer)
-        };
-        ended.into_iter().map(conclude).collect()
+        let conclude = |(guard, reply)| self.conclude_with(guard, reply, now);
+        let answers: Vec<_> = ended.into_iter().map(conclude).collect();
+        let answers = answers.into_iter();
+        let answers = answers.map(|it| it.unwrap_or_else(|left| self.wait_for_release(&left)));
+        answers.collect()
     }
 
     /// Returns whether releases of these guards may go to the store together.
@@ -98,81 +99,73 @@ impl Engine {
         all.len() > 1 && self.capabilities.batch() > 1
     }
 
-    /// Releases a lease that a renewal may have.
-    fn return_lease(
+    /// Concludes a guard with the reply to its release, which began at `began`. There is no reply if a renewal has the
+    /// lease, or if it was released before.
+    ///
+    /// # Errors
+    /// The release, if the store has not answered it.
+    fn conclude_with<'a>(
         self: &Arc<Self>,
-        hold: &Hold,
-        lease: Option<ErasedLease>,
-        now: HostInstant,
-    ) -> Result<Released, Error> {
-        let deadline = release_deadline(hold, now);
-        let (lease, now) = match lease {
-            Some(lease) => (lease, now),
-            None => match hold.take_to_release(deadline, &*self.clock)? {
-                Some(lease) => (lease, self.clock.now()),
-                None => return Ok(Released::AlreadyLost),
+        (acquired, ending, callbacks): (&'a Acquired, Ending, Callbacks),
+        reply: Option<Reply>,
+        began: HostInstant,
+    ) -> Result<Result<Released, Error>, Box<LeftRelease<'a>>> {
+        let (mut unanswered, mut under_way) = (None, None);
+        match reply {
+            Some(Reply::Answered(answer)) => match answer.released() {
+                (Some(lease), Err(error)) if is_no_answer(error.kind()) => {
+                    unanswered = Some((lease, error));
+                }
+                (_, answer) => return Ok(self.conclude(acquired, ending, callbacks, answer)),
             },
+            Some(Reply::UnderWay(entry)) => under_way = Some(entry),
+            None => {}
+        }
+        let deadline = release_deadline(&acquired.hold, began);
+        let until = match unanswered {
+            Some(_) => deadline.min(began + ATTEMPT_LIMIT),
+            None => deadline,
         };
-        let attempt = self.attempt_release(LeaseRequest::release(lease, deadline), None);
-        self.repeat_release(hold, attempt, deadline, now)
+        let (holder, answer) = channel();
+        let guard = Box::new(UnreleasedGuard {
+            acquired: acquired.clone(),
+            ending,
+            holder: Some(holder),
+        });
+        let (lease, error) = unanswered.unzip();
+        match under_way {
+            Some(entry) => {
+                let release = self.begin_release(guard);
+                self.leave(&entry, Settlement::Release(release));
+            }
+            None => self.release_later(lease, guard, error.clone()),
+        }
+        self.run_callbacks(&acquired.hold, ending, callbacks);
+        Err(Box::new(LeftRelease {
+            acquired,
+            ending,
+            answer,
+            until,
+            error: error.unwrap_or_else(not_answered),
+        }))
     }
 
-    /// Returns the answer to a release that began at `now`, which is repeated while the store does not answer.
-    fn repeat_release(
-        self: &Arc<Self>,
-        hold: &Hold,
-        mut attempt: ReleaseAttempt,
-        deadline: HostInstant,
-        now: HostInstant,
-    ) -> Result<Released, Error> {
-        if let ReleaseAttempt::Answered(answer) = attempt {
-            return answer;
-        }
-        let limits = Limits {
-            clock: &*self.clock,
-            until: deadline.min(now + ATTEMPT_LIMIT),
-            cancel: None,
+    /// Waits for the answer to a release with which the keeper's threads go on, and reports the guard's end.
+    fn wait_for_release(&self, left: &LeftRelease<'_>) -> Result<Released, Error> {
+        let answer = loop {
+            let wait = left.until.saturating_since(self.clock.now());
+            if wait.is_zero() {
+                break left.answer.try_recv().ok();
+            }
+            // A channel's time-out does not advance while the host is suspended.
+            match left.answer.recv_timeout(wait.min(MAX_SLEEP)) {
+                Ok(answer) => break Some(answer),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break None,
+            }
         };
-        let mut retry = Retry::new(limits, now);
-        loop {
-            match attempt {
-                ReleaseAttempt::Answered(answer) => return answer,
-                ReleaseAttempt::NoAnswer(lease, error) => {
-                    retry.after(&error, None)?;
-                    let request = LeaseRequest::release(lease, deadline);
-                    attempt = self.attempt_release(request, retry.lost_reply());
-                }
-                ReleaseAttempt::UnderWay(entry) => {
-                    self.leave_release(&entry, hold.part, hold.policy.ttl());
-                    return Err(unanswered());
-                }
-            }
-        }
-    }
-
-    /// Asks the store once to release a lease. `lost_reply` is the error of a request before it whose reply was lost.
-    pub(super) fn attempt_release(
-        self: &Arc<Self>,
-        request: LeaseRequest,
-        lost_reply: Option<&Error>,
-    ) -> ReleaseAttempt {
-        Self::release_attempt(self.ask(request), lost_reply)
-    }
-
-    /// Returns what the reply to a release means.
-    fn release_attempt(reply: Reply, lost_reply: Option<&Error>) -> ReleaseAttempt {
-        let answer = match reply {
-            Reply::Answered(answer) => answer,
-            Reply::UnderWay(entry) => return ReleaseAttempt::UnderWay(entry),
-        };
-        match answer.released() {
-            (Some(lease), Err(error)) if is_no_answer(error.kind()) => {
-                ReleaseAttempt::NoAnswer(lease, error)
-            }
-            (_, answer) => {
-                ReleaseAttempt::Answered(answer.and_then(|found| found_after(found, lost_reply)))
-            }
-        }
+        let answer = answer.unwrap_or_else(|| Err(left.error.clone()));
+        self.report_end(left.acquired, left.ending, answer)
     }
 
     /// Ends a guard in this process. `None` if its lease was handed over, which is reported.
@@ -198,8 +191,10 @@ impl Engine {
             return None;
         }
         let ended = hold.end(now);
+        // If the lease was lost before, the store may still have it, so its release comes first.
+        let keeps_name = finished == Finished::Release || self.queue.begin_release(hold.key());
         let ending = Ending {
-            keeps_name: finished == Finished::Release,
+            keeps_name,
             in_time: ended.in_time,
             held,
         };
@@ -279,20 +274,10 @@ fn release_deadline(hold: &Hold, now: HostInstant) -> HostInstant {
     now + RELEASE_LIMIT.min(hold.policy.ttl())
 }
 
-/// Returns the result of a release. After an attempt without a reply, a lock that is gone may have been released by that
-/// attempt: then the result is unknown. `lost_reply` is the error of such an attempt.
-pub(super) fn found_after(found: Released, lost_reply: Option<&Error>) -> Result<Released, Error> {
-    match (found, lost_reply) {
-        (Released::AlreadyLost, Some(lost)) => Err(unknown_release(lost)),
-        (found, _) => Ok(found),
-    }
-}
-
-/// Returns the error of a release that was repeated after a lost reply and found nothing.
-fn unknown_release(lost_reply: &Error) -> Error {
+/// Returns the error of a release whose first request, or a renewal before it, has no answer yet.
+fn not_answered() -> Error {
     Error::new(
         ErrorKind::Unknown,
-        "the reply to the release did not come, and the lock was gone when it was asked for again: it was released, or it had been lost before; where that matters, have the data refuse smaller tokens",
+        "the release has no answer yet; the keeper goes on with it, and the store frees the lock after its ttl at the latest",
     )
-    .with_source(lost_reply.clone())
 }

@@ -234,10 +234,12 @@ impl LockGuard {
         self.acquired.clone()
     }
 
-    /// Releases the lock, and returns whether it was still held.
+    /// Releases the lock, and returns whether it was still held. Waits for the store's answer, for 5 s at most. If the
+    /// store cannot be reached, it waits for 2 s until that answers.
     ///
     /// # Errors
-    /// The store's answer is unknown. The store frees the lock by itself after the ttl at the latest.
+    /// The store's answer is unknown. The keeper's threads go on with the release, as after a drop. The store frees the
+    /// lock by itself after the ttl at the latest.
     pub fn release(mut self) -> Result<Released, Error> {
         self.is_released = true;
         self.engine.release(&self.acquired)

@@ -260,8 +260,8 @@ impl LockGuards {
     /// one request to the store where that takes several at once, as does a drop.
     ///
     /// # Errors
-    /// The store's answer is unknown for one of them; it frees the lock by itself after the ttl. The others
-    /// were released all the same.
+    /// The store's answer is unknown for one of them, as for [`LockGuard::release`]. The others were released all the
+    /// same.
     pub fn release(mut self) -> Result<Released, Error> {
         let acquired = self.take_acquired();
         let mut found = Released::Done;

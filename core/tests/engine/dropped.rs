@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, Error, ErrorKind, FencingToken, LeasePolicy, LockKeeper, LockKeeperBuilder,
-    ObservedLock, Observer, Released, Wait,
+    AcquireOptions, Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper,
+    LockKeeperBuilder, ObservedLock, Observer, Released, Wait,
 };
 
 use crate::answers::{Grants, Releases, Renewals};
@@ -215,29 +215,33 @@ fn drop_of_a_lost_guard_leaves_the_store_to_the_keepers_threads() {
 
 #[test]
 fn name_of_a_lost_guard_is_not_requested_before_its_release_has_ended() {
-    let (store, keeper) = scripted();
-    let guard = keeper.acquire("a", &fixed(12 * SECOND)).unwrap().unwrap();
-    let (sender, told) = mpsc::channel();
-    guard
-        .lost_signal()
-        .on_lost(move || sender.send(()).unwrap());
-    store.clock.advance(12 * SECOND);
-    // The name is taken from the guard before.
-    told.recv_timeout(LIMIT).unwrap();
-    store.releases(Releases::Hang);
-    drop(guard);
-    store.wait_for("a", "release", 1);
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| keeper.try_lock_for("a", SECOND));
-        while !waiting.is_finished() {
-            store.clock.advance(SECOND / 10);
-            thread::yield_now();
-        }
-        assert_fails(waiting.join().unwrap(), ErrorKind::Unavailable);
-    });
-    assert_eq!(store.count("a", "acquire"), 1);
-    store.releases(Releases::Work);
-    drop(keeper.lock("a").unwrap());
+    let ends: [fn(LockGuard); 2] = [drop, |guard| drop(guard.release())];
+    for end in ends {
+        let (store, keeper) = scripted();
+        let guard = keeper.acquire("a", &fixed(12 * SECOND)).unwrap().unwrap();
+        let (sender, told) = mpsc::channel();
+        guard
+            .lost_signal()
+            .on_lost(move || sender.send(()).unwrap());
+        store.clock.advance(12 * SECOND);
+        // The name is taken from the guard before.
+        told.recv_timeout(LIMIT).unwrap();
+        store.releases(Releases::Hang);
+        let ending = thread::spawn(move || end(guard));
+        store.wait_for("a", "release", 1);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| keeper.try_lock_for("a", SECOND));
+            while !waiting.is_finished() {
+                store.clock.advance(SECOND / 10);
+                thread::yield_now();
+            }
+            assert_fails(waiting.join().unwrap(), ErrorKind::Unavailable);
+        });
+        assert_eq!(store.count("a", "acquire"), 1);
+        store.releases(Releases::Work);
+        ending.join().unwrap();
+        drop(keeper.lock("a").unwrap());
+    }
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn caller_that_is_due_or_cancelled_leaves_and_a_late_grant_is_given_back() {
 }
 
 #[test]
-fn release_that_is_due_is_finished_by_the_keeper() {
+fn release_that_is_due_is_finished_by_the_keeper_and_keeps_the_name() {
     let (store, keeper) = batching();
     let guard = keeper.lock("a").unwrap();
     let alone = ask_without_answer(&store, &keeper);
@@ -131,10 +131,17 @@ fn release_that_is_due_is_finished_by_the_keeper() {
     store.wait_for("a", "release", 1);
     store.clock.advance(6 * SECOND);
     assert_fails(release.join().unwrap(), ErrorKind::Unknown);
+    let again = spawn_acquire(&keeper, "a", forever());
+    give_time();
+    // A request for another name overtakes what hangs.
+    let other = spawn_acquire(&keeper, "b", forever());
+    store.wait_for("b", "acquire", 1);
+    assert_eq!(store.count("a", "acquire"), 1);
     store.releases(Releases::Work);
     store.grants(Grants::Work);
     alone.join().unwrap();
-    assert_eq!(keeper.lock("a").unwrap().release().unwrap(), Released::Done);
+    assert_eq!(granted(again).release().unwrap(), Released::Done);
+    drop(granted(other));
 }
 
 #[test]

@@ -24,6 +24,7 @@ mod modes;
 mod outage;
 mod owed;
 mod reentrant;
+mod released;
 mod renewal;
 mod renewal_ahead;
 mod reports;

@@ -251,7 +251,8 @@ fn release_stops_waiting_for_a_renewal_and_follows_it_later() {
     let store = ScriptedStore::new();
     let ttl = Duration::from_millis(120);
     let keeper = store.builder().lease(LeasePolicy::Renewed { ttl }).build();
-    let guard = keeper.unwrap().lock("a").unwrap();
+    let keeper = keeper.unwrap();
+    let guard = keeper.lock("a").unwrap();
     store.renewals("a", Renewals::Hang);
     store.clock.advance(ttl / 3);
     store.wait_for("a", "renew", 1);
@@ -264,8 +265,12 @@ fn release_stops_waiting_for_a_renewal_and_follows_it_later() {
         release.is_finished()
     });
     assert_fails(release.join().unwrap(), ErrorKind::Unknown);
+    let again = spawn_acquire(&keeper, "a", forever());
+    give_time();
+    assert_eq!(store.count("a", "acquire"), 1, "it overtakes the release");
     store.renewals("a", Renewals::Work);
     store.wait_for("a", "release", 1);
+    drop(granted(again));
 }
 
 #[test]

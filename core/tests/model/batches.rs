@@ -132,6 +132,20 @@ impl World {
         wait(&entry);
     }
 
+    /// Releases in a batch, and stops waiting at any time: the keeper goes on with the release.
+    fn leave_release(self: &Arc<Self>, grant: Grant) {
+        let entry = self.push(Request::Release(grant));
+        thread::yield_now();
+        match entry.stop() {
+            Stopped::NotSent(Request::Release(grant)) => self.drop_grant(grant),
+            Stopped::NotSent(Request::Acquire(_)) => panic!("it is another request"),
+            Stopped::Answered(answer) => assert!(answer.is_none()),
+            Stopped::Sent => {
+                entry.leave(());
+            }
+        }
+    }
+
     /// Releases in a batch, and does not wait for the answer.
     fn drop_grant(self: &Arc<Self>, grant: Grant) {
         let entry = QueuedRequest::unattended(Request::Release(grant), ());
@@ -196,6 +210,26 @@ fn release_that_no_caller_waits_for_is_sent() {
             })
         };
         join((0..2).map(drops).chain([spawn_pair(&world, 2)]).collect());
+        world.assert_nothing_left();
+    });
+}
+
+/// What is under way may hang, and be overtaken at any time.
+#[test]
+fn release_whose_holder_stops_waiting_is_carried_out_once() {
+    check(|| {
+        let world = World::new();
+        let leaves = |name| {
+            spawn(&world, move |world| {
+                let grant = world.acquire(name);
+                world.leave_release(grant);
+            })
+        };
+        let overtakes = spawn(&world, |world| {
+            let number = world.start(world.batches.overtake(0));
+            world.start(world.batches.overtake(number));
+        });
+        join((0..2).map(leaves).chain([overtakes]).collect());
         world.assert_nothing_left();
     });
 }

@@ -191,7 +191,7 @@ fn one_thread_holds_at_a_time_and_no_wake_up_is_lost() {
 
 #[test]
 fn name_is_not_requested_before_its_release_in_the_background_is_finished() {
-    for drops in [Drops::InBackground, Drops::FailFirst] {
+    for drops in [Drops::InBackground, Drops::FailFirst, Drops::HolderWaits] {
         check(move || {
             let world = World::with_drops(0, drops);
             let lease = world.held();
@@ -207,9 +207,10 @@ fn name_is_not_requested_before_its_release_in_the_background_is_finished() {
 
 #[test]
 fn attempt_behind_a_release_in_the_background_is_not_busy() {
-    let cases: [(_, &[Outcome]); 2] = [
+    let cases: [(_, &[Outcome]); 3] = [
         (Drops::InBackground, &[Outcome::Held]),
         (Drops::FailFirst, &[Outcome::Held, Outcome::Failed]),
+        (Drops::HolderWaits, &[Outcome::Held, Outcome::Failed]),
     ];
     for (drops, allowed) in cases {
         check(move || {

@@ -1,6 +1,7 @@
 //! A keeper over a modelled store, and what its threads do.
 
 use shuttle::sync::atomic::{AtomicU32, Ordering};
+use shuttle::sync::mpsc::channel;
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
@@ -67,6 +68,8 @@ pub(crate) enum Drops {
     InBackground,
     /// A thread of the keeper, and its first attempt fails.
     FailFirst,
+    /// A thread of the keeper, after the attempt of the one that held it, which waits for the answer.
+    HolderWaits,
 }
 
 /// The outcome of one thread.
@@ -160,13 +163,18 @@ impl World {
             Finished::Release if self.drops == Drops::Wait => self.release(lease),
             Finished::Release => {
                 let (world, lease) = (Arc::clone(self), Arc::clone(lease));
+                let (holder, answer) = channel();
                 let releasing = thread::spawn(move || {
-                    if world.drops == Drops::FailFirst {
+                    if world.drops != Drops::InBackground {
                         world.queue.fail(KEY, &Error);
                     }
                     world.release(&lease);
+                    let _ = holder.send(());
                 });
                 self.releasing.lock().unwrap().push(releasing);
+                if self.drops == Drops::HolderWaits {
+                    answer.recv().unwrap();
+                }
             }
         }
     }

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
+use crate::contract::provider::Released;
+use crate::error::Error;
 use crate::sync::lock;
 use crate::token::FencingToken;
 
@@ -20,10 +23,12 @@ pub(crate) struct Acquired {
     pub(crate) reported_at: Option<HostInstant>,
 }
 
-/// A guard that was dropped, and whose end is not reported yet.
-pub(crate) struct DroppedGuard {
+/// A guard that has ended, and whose lease the keeper's threads release.
+pub(crate) struct UnreleasedGuard {
     pub(crate) acquired: Acquired,
     pub(crate) ending: Ending,
+    /// Receives the answer, if the guard was not dropped: its holder reports the end.
+    pub(crate) holder: Option<Sender<Result<Released, Error>>>,
 }
 
 /// How a guard ended.

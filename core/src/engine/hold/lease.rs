@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
 use crate::contract::provider::{ErasedLease, Renewal};
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::sync::{MutexGuard, lock};
 
-use super::acquired::DroppedGuard;
+use super::acquired::UnreleasedGuard;
 use super::{Callbacks, Hold, HoldState, Inside};
 
 /// What a renewal asked for.
@@ -25,7 +25,7 @@ pub(crate) struct Asked {
 pub(crate) struct Unwanted {
     pub(crate) lease: ErasedLease,
     /// The guard whose end is reported after the release.
-    pub(crate) guard: Option<Box<DroppedGuard>>,
+    pub(crate) guard: Option<Box<UnreleasedGuard>>,
 }
 
 /// What a guard that is released leaves behind.
@@ -40,19 +40,9 @@ pub(crate) struct Ended {
 
 pub(super) enum LeaseSlot {
     Here(ErasedLease),
-    /// A renewal has the lease.
-    Away(AfterRenewal),
+    /// A renewal has the lease. When it comes back, it is released for this guard, which has ended meanwhile.
+    Away(Option<Box<UnreleasedGuard>>),
     Gone,
-}
-
-/// What happens to a lease that comes back from its renewal.
-pub(super) enum AfterRenewal {
-    /// A guard has it.
-    Keep,
-    /// It is released. The guard's end was reported before.
-    Release,
-    /// It is released, and then the end of the guard that was dropped meanwhile is reported.
-    ReleaseFor(Box<DroppedGuard>),
 }
 
 impl LeaseSlot {
@@ -69,7 +59,7 @@ impl LeaseSlot {
     }
 
     fn take_to_renew(&mut self) -> Option<ErasedLease> {
-        self.take(LeaseSlot::Away(AfterRenewal::Keep))
+        self.take(LeaseSlot::Away(None))
     }
 }
 
@@ -154,15 +144,12 @@ impl Hold {
         self.is_failing.store(answer.is_err(), Ordering::Release);
         let mut inside = lock(&self.inside);
         let unwanted = match std::mem::replace(&mut inside.lease, LeaseSlot::Gone) {
-            LeaseSlot::Away(AfterRenewal::ReleaseFor(guard)) => Some(Unwanted {
-                lease,
-                guard: Some(guard),
-            }),
-            LeaseSlot::Away(AfterRenewal::Keep) if !is_late => {
+            LeaseSlot::Away(None) if !is_late => {
                 inside.lease = LeaseSlot::Here(lease);
                 None
             }
-            _ => Some(Unwanted { lease, guard: None }),
+            LeaseSlot::Away(guard) => Some(Unwanted { lease, guard }),
+            LeaseSlot::Here(_) | LeaseSlot::Gone => Some(Unwanted { lease, guard: None }),
         };
         // Only now: a renewal that is due before the lease is here would not find it, and there
         // would be no other.
@@ -173,41 +160,17 @@ impl Hold {
         unwanted
     }
 
-    /// Takes the lease out to release it. Waits until `deadline` for a renewal that has it.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unknown`] if the renewal still has it then; it is released when it comes back.
-    pub(crate) fn take_to_release(
-        &self,
-        deadline: HostInstant,
-        clock: &dyn Clock,
-    ) -> Result<Option<ErasedLease>, Error> {
-        let mut inside = lock(&self.inside);
-        while let LeaseSlot::Away(after) = &mut inside.lease {
-            let left = deadline.saturating_since(clock.now());
-            if left.is_zero() {
-                *after = AfterRenewal::Release;
-                return Err(Error::new(
-                    ErrorKind::Unknown,
-                    "a renewal has no reply yet; the lock is released when the renewal returns, and by the store after its ttl at the latest",
-                ));
-            }
-            inside = self.wait_for_change(inside, left);
-        }
-        Ok(inside.lease.take(LeaseSlot::Gone))
-    }
-
-    /// Marks the lease for release when its renewal comes back. The end of `guard` is reported then.
+    /// Marks the lease for release when its renewal comes back.
     ///
     /// # Errors
     /// The guard and the lease, if no renewal has it. Without a lease it was released before.
     pub(crate) fn release_after_renewal(
         &self,
-        guard: Box<DroppedGuard>,
-    ) -> Result<(), (Box<DroppedGuard>, Option<ErasedLease>)> {
+        guard: Box<UnreleasedGuard>,
+    ) -> Result<(), (Box<UnreleasedGuard>, Option<ErasedLease>)> {
         let mut inside = lock(&self.inside);
-        if let LeaseSlot::Away(after) = &mut inside.lease {
-            *after = AfterRenewal::ReleaseFor(guard);
+        if let LeaseSlot::Away(released_for) = &mut inside.lease {
+            *released_for = Some(guard);
             return Ok(());
         }
         Err((guard, inside.lease.take(LeaseSlot::Gone)))

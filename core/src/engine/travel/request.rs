@@ -16,7 +16,7 @@ use crate::sync::run_caught;
 
 use super::super::Engine;
 use super::super::hold::Hold;
-use super::super::hold::acquired::DroppedGuard;
+use super::super::hold::acquired::UnreleasedGuard;
 use super::super::hold::lease::Asked;
 use super::super::key::Key;
 
@@ -97,8 +97,8 @@ pub(crate) struct Release {
     pub(crate) part: usize,
     /// When the store has ended the lease by itself.
     pub(crate) until: HostInstant,
-    /// The guard whose end is reported afterwards, if that has not been done.
-    pub(crate) guard: Option<Box<DroppedGuard>>,
+    /// The guard that had the lease, if there was one.
+    pub(crate) guard: Option<Box<UnreleasedGuard>>,
     /// The error of the first request whose reply was lost.
     pub(crate) lost_reply: Option<Error>,
     /// Whether it was sent and not waited for: requests for its name wait in the queue of its part until it is settled.
@@ -240,7 +240,11 @@ impl Answer {
 
 impl Release {
     /// Makes the release of a lease that the store ends by itself at `until`.
-    pub(crate) fn new(part: usize, until: HostInstant, guard: Option<Box<DroppedGuard>>) -> Self {
+    pub(crate) fn new(
+        part: usize,
+        until: HostInstant,
+        guard: Option<Box<UnreleasedGuard>>,
+    ) -> Self {
         Self {
             part,
             until,
