@@ -75,7 +75,9 @@ impl LockGuard {
         &self.engine
     }
 
-    pub(crate) fn slot(&self) -> u32 {
+    /// Returns the slot of a permit, from 0 to the limit - 1; 0 for a lock. No two permits of a semaphore that are held
+    /// have the same slot, so it can number connections, ports or directories. The tokens of a slot's grants grow.
+    pub fn slot(&self) -> u32 {
         self.acquired.hold.slot
     }
 

@@ -1,10 +1,8 @@
 //! Semaphores: up to a limit of holders have a permit at the same time.
 
 use std::fmt;
-use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-use crate::contract::provider::Released;
 use crate::error::Error;
 use crate::keeper::LockKeeper;
 use crate::keeper::guard::LockGuard;
@@ -68,8 +66,7 @@ impl Semaphore {
     /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) if all permits were held until the end of the wait.
     /// [`ErrorKind::LimitMismatch`](crate::ErrorKind::LimitMismatch). Other errors as for [`LockKeeper::lock`].
     pub fn acquire(&self) -> Result<Permit, Error> {
-        let guard = self.keeper.lock_in(&self.name, self.mode)?;
-        Ok(Permit { guard })
+        self.keeper.lock_in(&self.name, self.mode)
     }
 
     /// Acquires a permit if one is free, in one attempt. `None` if all are held.
@@ -102,8 +99,7 @@ impl Semaphore {
     /// As [`LockKeeper::acquire`], and [`ErrorKind::LimitMismatch`](crate::ErrorKind::LimitMismatch).
     pub fn acquire_with(&self, options: &AcquireOptions) -> Result<Option<Permit>, Error> {
         let options = options.clone().mode(self.mode);
-        let guard = self.keeper.acquire(&self.name, &options)?;
-        Ok(guard.map(|guard| Permit { guard }))
+        self.keeper.acquire(&self.name, &options)
     }
 
     /// Returns the name of the semaphore.
@@ -121,33 +117,6 @@ impl fmt::Debug for Semaphore {
     }
 }
 
-/// A held permit of a [`Semaphore`]. Dropping it releases the permit. It has all methods of a
-/// [`LockGuard`] that borrow it.
-#[derive(Debug)]
-#[must_use = "a permit that is dropped at once is released at once"]
-pub struct Permit {
-    guard: LockGuard,
-}
-
-impl Permit {
-    /// Returns the slot of the permit, from 0 to the limit - 1. No two permits that are held have the same
-    /// slot, so it can number connections, ports or directories. The tokens of a slot's grants grow.
-    pub fn slot(&self) -> u32 {
-        self.guard.slot()
-    }
-
-    /// Releases the permit, and returns whether it was still held.
-    ///
-    /// # Errors
-    /// As [`LockGuard::release`].
-    pub fn release(self) -> Result<Released, Error> {
-        self.guard.release()
-    }
-}
-
-impl Deref for Permit {
-    type Target = LockGuard;
-    fn deref(&self) -> &LockGuard {
-        &self.guard
-    }
-}
+/// A held permit of a [`Semaphore`]. Dropping it releases the permit. Its [`slot`](LockGuard::slot) is a number that no
+/// other permit has now.
+pub type Permit = LockGuard;
