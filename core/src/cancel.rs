@@ -43,8 +43,7 @@ impl fmt::Debug for Inner {
 /// ```
 #[derive(Clone, Debug)]
 pub struct CancelToken {
-    /// `None` if only the parent cancels it.
-    own: Option<Arc<Inner>>,
+    own: Arc<Inner>,
     /// The token that cancels this one as well.
     parent: Option<Arc<Inner>>,
 }
@@ -53,18 +52,15 @@ impl CancelToken {
     /// Makes a token that is not cancelled.
     pub fn new() -> Self {
         Self {
-            own: Some(Arc::default()),
+            own: Arc::default(),
             parent: None,
         }
     }
 
     /// Cancels all acquisitions with this token. A token cannot be un-cancelled.
     pub fn cancel(&self) {
-        let Some(own) = &self.own else {
-            return;
-        };
-        own.cancelled.store(true, Ordering::SeqCst);
-        let callbacks: Vec<_> = lock(&own.callbacks).values().cloned().collect();
+        self.own.cancelled.store(true, Ordering::SeqCst);
+        let callbacks: Vec<_> = lock(&self.own.callbacks).values().cloned().collect();
         for callback in callbacks {
             // A callback that panics does not prevent the others.
             run_caught(|| callback());
@@ -74,26 +70,15 @@ impl CancelToken {
     /// Returns the same token, which `parent` cancels as well.
     pub(crate) fn with_parent(&self, parent: &Self) -> Self {
         Self {
-            own: self.own.clone(),
-            parent: parent.own.clone(),
-        }
-    }
-
-    /// Returns a token that only this token cancels.
-    pub(crate) fn child(&self) -> Self {
-        Self {
-            own: None,
-            parent: self.own.clone(),
+            own: Arc::clone(&self.own),
+            parent: Some(Arc::clone(&parent.own)),
         }
     }
 
     /// Returns whether [`cancel`](Self::cancel) was called.
     pub fn is_cancelled(&self) -> bool {
-        self.sources().any(|source| source.is_cancelled())
-    }
-
-    fn sources(&self) -> impl Iterator<Item = &Arc<Inner>> {
-        self.own.iter().chain(&self.parent)
+        let parent = self.parent.as_ref();
+        self.own.is_cancelled() || parent.is_some_and(|it| it.is_cancelled())
     }
 
     /// Calls `wake` on [`cancel`](Self::cancel), until the registration is dropped. If the token is
@@ -104,7 +89,7 @@ impl CancelToken {
     pub fn on_cancel(&self, wake: impl Fn() + Send + Sync + 'static) -> CancelRegistration {
         let wake: Callback = Arc::new(wake);
         let registration = CancelRegistration {
-            _own: self.own.as_ref().map(|it| Registered::new(it, &wake)),
+            _own: Registered::new(&self.own, &wake),
             _parent: self.parent.as_ref().map(|it| Registered::new(it, &wake)),
         };
         if self.is_cancelled() {
@@ -124,7 +109,7 @@ impl Default for CancelToken {
 #[derive(Debug)]
 #[must_use = "dropping it removes the callback"]
 pub struct CancelRegistration {
-    _own: Option<Registered>,
+    _own: Registered,
     _parent: Option<Registered>,
 }
 
@@ -191,16 +176,11 @@ mod tests {
         parent.cancel();
         assert_eq!(calls.load(Ordering::SeqCst), 2);
         drop(registration);
-        for source in child.sources() {
-            assert!(lock(&source.callbacks).is_empty());
+        for source in [&own, &parent] {
+            assert!(lock(&source.own.callbacks).is_empty());
         }
 
         let own = CancelToken::new();
         assert!(own.with_parent(&parent).is_cancelled() && !own.is_cancelled());
-        let child = own.child();
-        child.cancel();
-        assert!(!child.is_cancelled() && !own.is_cancelled());
-        own.cancel();
-        assert!(child.is_cancelled());
     }
 }

@@ -475,7 +475,8 @@ impl<'a> AcquireRequest<'a> {
         self.is_retry.get()
     }
 
-    /// Returns the token that ends a wait in the store early. After a cancel, the answer is `Ok(None)`.
+    /// Returns the token that ends a wait in the store early. After a cancel, the answer is `Ok(None)`. A backend must not
+    /// cancel it: it may be the caller's token for several calls, or the keeper's own.
     pub fn cancel(&self) -> Option<&'a CancelToken> {
         self.cancel
     }

@@ -127,7 +127,7 @@ impl Engine {
         let closing = &self.closing;
         let own = options.cancel.as_ref();
         let own = own.map(|own| own.with_parent(&closing.token));
-        let token = own.as_ref().unwrap_or(&closing.child);
+        let token = own.as_ref().unwrap_or(&closing.token);
         let kind = match (deadline, outage) {
             (None, _) => WaitKind::SingleAttempt,
             (_, Outage::Fail) => WaitKind::UntilFailure,

@@ -1,7 +1,7 @@
 //! Closing a keeper: the waits of all its threads end, and its guards stay. The end of a keeper waits as its close does.
 //!
 //! Guards stay: a thread finishes its work under the lock, and a close that waited for it could wait for its own
-//! caller. A request without a cancel token gets a child of the keeper's, so that no backend closes the keeper.
+//! caller.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -17,10 +17,8 @@ use super::{ATTEMPT_LIMIT, Engine};
 
 /// Whether a keeper was closed, and the threads that wait until its acquisitions or its releases have ended.
 pub(super) struct Closing {
-    /// The parent of the token that a caller gives.
+    /// The token of a request whose caller gives none, and the parent of one that a caller gives.
     pub(super) token: CancelToken,
-    /// The token of a request whose caller gives none. A backend cannot close the keeper by it.
-    pub(super) child: CancelToken,
     /// Cancelled at the keeper's end: from then on no release is repeated.
     pub(super) ended: CancelToken,
     /// The number of threads that wait for `changed`. Notifying without one would cost a system call.
@@ -33,10 +31,8 @@ pub(super) struct Closing {
 
 impl Closing {
     pub(super) fn new() -> Self {
-        let token = CancelToken::new();
         Self {
-            child: token.child(),
-            token,
+            token: CancelToken::new(),
             ended: CancelToken::new(),
             waiting: AtomicUsize::new(0),
             lock: Mutex::new(()),
@@ -97,7 +93,7 @@ impl Engine {
     pub(crate) fn ending(&self, own: Option<&CancelToken>) -> CancelToken {
         match own {
             Some(own) => own.with_parent(&self.closing.token),
-            None => self.closing.child.clone(),
+            None => self.closing.token.clone(),
         }
     }
 
@@ -140,8 +136,6 @@ mod tests {
         let locked = lock(&closing.lock);
         closing.notify();
         drop(locked);
-        closing.token.cancel();
-        assert!(closing.child.is_cancelled());
         closing.wait_until(|| false, Duration::ZERO);
 
         let is_idle = Arc::new(AtomicBool::new(false));

@@ -124,7 +124,7 @@ impl Engine {
         let closing = &self.closing;
         let own = options.cancel.as_ref();
         let own = own.map(|own| own.with_parent(&closing.token));
-        let token = own.as_ref().unwrap_or(&closing.child);
+        let token = own.as_ref().unwrap_or(&closing.token);
         let began = self.clock.now();
         let end = self.end_of(deadline, began);
         let steps = self.begin(names, terms, end, token);

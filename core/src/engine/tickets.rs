@@ -126,7 +126,7 @@ impl Engine {
         let request = AcquireRequest::attempt(name, terms.policy.ttl(), &*self.clock)
             .resuming(lease)
             .ending_at(end)
-            .cancelled_by(Some(&self.closing.child));
+            .cancelled_by(Some(&self.closing.token));
         let result = self.resume_until(&request, terms, deadline).map(Some);
         let mut result = result.map_err(|error| self.located(name, error));
         report.end(&mut result);
