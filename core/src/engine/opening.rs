@@ -4,9 +4,8 @@ use crate::cancel::CancelToken;
 use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
 
-use super::backoff::Limits;
-use super::health::{Asked, Health, Unanswered};
-use super::retry::Retry;
+use super::backoff::{Limits, backoff};
+use super::health::outlasted;
 
 /// Opens a store by `open`, and while it cannot be reached tries again until `until`, or until `cancel`
 /// is cancelled. `waits` is called with the first failure that another attempt follows.
@@ -22,37 +21,30 @@ pub(crate) fn open_through_outage<T>(
         until,
         cancel,
     };
-    let cancelled = || Error::new(ErrorKind::Cancelled, "opening the store was cancelled");
-    let health = Health::new();
-    let mut retry = Retry::new(limits, clock.now());
-    retry.ride_out(&health);
-    let mut waits = Some(waits);
+    let (began, mut waits) = (clock.now(), Some(waits));
+    let mut retries = 0;
     loop {
         if limits.is_cancelled() {
-            return Err(cancelled());
+            let text = "opening the store was cancelled";
+            return Err(Error::new(ErrorKind::Cancelled, text));
         }
         let error = match open() {
             Err(error) if error.kind() == ErrorKind::Unavailable => error,
             opened => return opened,
         };
-        let unanswered = Unanswered {
-            error: &error,
-            asked_at: retry.asked_at(),
-            deadline: HostInstant::NEVER,
-            asked: Asked::ForName,
-        };
-        health.fail(&unanswered, clock.now(), |_| {});
-        if !limits.left().is_zero()
-            && let Some(waits) = waits.take()
-        {
+        if limits.left().is_zero() {
+            let backend = error.backend();
+            let error = outlasted(error, clock.now().saturating_since(began), false);
+            return Err(match backend {
+                Some(backend) => error.with_backend(backend),
+                None => error,
+            });
+        }
+        if let Some(waits) = waits.take() {
             waits(&error);
         }
-        let backend = error.backend();
-        retry.after(&error, None).map_err(|error| match backend {
-            _ if limits.is_cancelled() => cancelled(),
-            Some(backend) => error.with_backend(backend),
-            None => error,
-        })?;
+        limits.pause(backoff(retries));
+        retries = retries.saturating_add(1);
     }
 }
 
