@@ -53,32 +53,22 @@ impl Engine {
             return all.for_each(|it| self.release_dropped_until(it, end));
         }
         let now = self.clock.now();
-        let mut sent: Vec<(usize, Vec<_>)> = Vec::new();
-        let mut ended = Vec::new();
+        let (mut sent, mut ended) = (Vec::new(), Vec::new());
         for acquired in all.iter().rev() {
             let Some((ending, guard)) = self.end_guard(acquired, now) else {
                 continue;
             };
             ended.push((acquired, ending, guard.callbacks));
-            let lease = guard.lease;
-            let guard = dropped(acquired, ending);
-            let lease = match lease {
-                Some(lease) if self.may_send(acquired, ending, now) => lease,
-                lease => {
-                    self.release_later(lease, guard, None);
-                    continue;
+            let unreleased = dropped(acquired, ending);
+            match guard.lease {
+                Some(lease) if self.may_send(acquired, ending, now) => {
+                    let release = self.begin_release(unreleased);
+                    sent.push(self.unattended(lease, release));
                 }
-            };
-            let (part, release) = (lease.part, self.begin_release(guard));
-            let entry = self.unattended(lease, release);
-            match sent.iter_mut().find(|(it, _)| *it == part) {
-                Some((_, entries)) => entries.push(entry),
-                None => sent.push((part, vec![entry])),
+                lease => self.release_later(lease, unreleased, None),
             }
         }
-        for (part, entries) in sent {
-            self.send_unattended(part, &entries);
-        }
+        self.send_unattended(&sent.iter().collect::<Vec<_>>());
         for (acquired, ending, callbacks) in ended {
             self.run_callbacks(&acquired.hold, ending, callbacks);
         }
@@ -171,9 +161,8 @@ impl Engine {
     /// Ends the sending of a release, which is `owed` if it was sent.
     #[inline(always)]
     fn end_send(self: &Arc<Self>, part: usize, number: Option<u64>, owed: Option<Arc<Entry>>) {
-        if let Some(number) = number
-            && let Some(next) = self.parts.get(part).requests.end_send(number, owed)
-        {
+        if let Some(number) = number {
+            let next = self.parts.get(part).requests.end_send(number, owed);
             self.start_sender(part, next);
         }
     }

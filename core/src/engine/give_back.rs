@@ -19,10 +19,8 @@ use super::hold::lease::Unwanted;
 use super::key::Key;
 use super::release::RELEASE_LIMIT;
 use super::retry::Retry;
-use super::travel::request::{
-    Answer, Attempt, LeaseRequest, Release, Request, Settlement, is_no_answer,
-};
-use super::travel::sender::{Entry, Reply};
+use super::travel::request::{Answer, Attempt, LeaseRequest, Release, Settlement, is_no_answer};
+use super::travel::sender::Reply;
 use super::{Engine, Job, JobKind};
 
 /// What a job gives back to the store.
@@ -60,23 +58,19 @@ impl Engine {
         guard: Box<UnreleasedGuard>,
         lost_reply: Option<Error>,
     ) {
-        let mut release = self.begin_release(guard);
-        let lease = match (lease, release.guard.take()) {
-            (None, Some(guard)) => {
+        let (part, ttl) = (guard.acquired.hold.part, guard.acquired.hold.policy.ttl());
+        self.begin_return(part);
+        let (guard, lease) = match lease {
+            Some(lease) => (guard, Some(lease)),
+            None => {
                 let hold = Arc::clone(&guard.acquired.hold);
                 match hold.release_after_renewal(guard) {
                     Ok(()) => return,
-                    Err((guard, lease)) => {
-                        release.guard = Some(guard);
-                        lease
-                    }
+                    Err(unreleased) => unreleased,
                 }
             }
-            (lease, guard) => {
-                release.guard = guard;
-                lease
-            }
         };
+        let mut release = Release::new(part, self.clock.now() + ttl, Some(guard));
         release.lost_reply = lost_reply.filter(|it| it.kind() == ErrorKind::Unknown);
         match lease {
             Some(lease) => self.start_release(lease, release),
@@ -107,15 +101,7 @@ impl Engine {
             let request = LeaseRequest::release(lease, self.release_end(&release));
             return self.start_return(Return::Lease(request, release));
         }
-        let entry = self.unattended(lease, release);
-        self.send_unattended(part, &[entry]);
-    }
-
-    /// Returns the request of a release.
-    pub(super) fn unattended(&self, lease: ErasedLease, release: Release) -> Arc<Entry> {
-        let deadline = self.release_end(&release);
-        let request = Request::Lease(LeaseRequest::release(lease, deadline));
-        Entry::unattended(request, Settlement::Release(release))
+        self.send_unattended(&[&self.unattended(lease, release)]);
     }
 
     /// Returns the end of one request of a release.
@@ -146,9 +132,8 @@ impl Engine {
 
     /// Ends a release: passes the name of its guard on, and has the guard's end reported.
     fn end_release(self: &Arc<Self>, release: Release, answer: Result<Released, Error>) {
-        if release.is_sent
-            && let Some(next) = self.parts.get(release.part).requests.settle()
-        {
+        if release.is_sent {
+            let next = self.parts.get(release.part).requests.settle();
             self.start_sender(release.part, next);
         }
         let Some(guard) = release.guard else {

@@ -4,7 +4,7 @@ use shuttle::sync::Arc;
 use shuttle::thread;
 
 use crate::check;
-use crate::travel::{NoAnswer, QueuedRequest, RequestQueue, Travel, UnderWay};
+use crate::travel::{NoAnswer, QueuedRequest, RequestQueue, Travel};
 
 enum Numbers {}
 
@@ -26,20 +26,6 @@ fn once(model: impl Fn() + Send + Sync + 'static) {
 fn entries(requests: &Requests, asks: impl IntoIterator<Item = usize>) -> Vec<Arc<Entry>> {
     let entry = |ask| Entry::new(ask, None, requests.callers());
     asks.into_iter().map(entry).collect()
-}
-
-fn started(under_way: UnderWay) -> u64 {
-    match under_way {
-        UnderWay::Start(number) => number,
-        UnderWay::Other(number) => panic!("{number} is under way"),
-    }
-}
-
-fn other(under_way: UnderWay) -> u64 {
-    match under_way {
-        UnderWay::Other(number) => number,
-        UnderWay::Start(number) => panic!("{number} is started"),
-    }
 }
 
 /// Takes a batch.
@@ -65,7 +51,7 @@ fn callers_that_come_between_two_batches_are_woken_together() {
         let requests = Requests::new();
         let before = requests.callers();
         assert!(Arc::ptr_eq(&before, &requests.callers()));
-        let mut number = started(requests.push(&entries(&requests, [1])));
+        let mut number = requests.push(&entries(&requests, [1])).unwrap();
         assert!(next(&requests, &mut number, 1).is_some());
         assert!(!Arc::ptr_eq(&before, &requests.callers()));
     });
@@ -75,8 +61,8 @@ fn callers_that_come_between_two_batches_are_woken_together() {
 fn batch_takes_no_more_than_its_limit_in_the_order_of_the_requests() {
     once(|| {
         let requests = Requests::new();
-        let mut number = started(requests.push(&entries(&requests, 1..=4)));
-        assert_eq!(other(requests.push(&entries(&requests, 5..=5))), number);
+        let mut number = requests.push(&entries(&requests, 1..=4)).unwrap();
+        assert_eq!(requests.push(&entries(&requests, 5..=5)), None);
         for batch in [vec![1, 2], vec![3, 4], vec![5]] {
             assert_eq!(next(&requests, &mut number, 2), Some(batch));
         }
@@ -99,7 +85,7 @@ fn owed_release_goes_first_with_what_begins_next() {
         }
         send(&requests, 7);
         let waiting = [for_name(&requests, 1, 7), for_name(&requests, 2, 8)];
-        let mut number = started(requests.push(&waiting));
+        let mut number = requests.push(&waiting).unwrap();
         assert_eq!(next(&requests, &mut number, 2), Some(vec![0, 1]));
         assert_eq!(next(&requests, &mut number, 2), Some(vec![2]));
     });
@@ -112,8 +98,8 @@ fn owed_release_is_collected_once_nothing_has_begun_since() {
         assert_eq!(requests.waits_for(), None);
         send(&requests, 7);
         let seen = requests.waits_for().unwrap();
-        other(requests.overtake(seen + 1));
-        let mut number = started(requests.overtake(seen));
+        assert_eq!(requests.overtake(seen + 1), None);
+        let mut number = requests.overtake(seen).unwrap();
         assert!(requests.begin(None).is_none(), "a thread collects it");
         assert_eq!(next(&requests, &mut number, 8), Some(vec![0]));
         assert_eq!(next(&requests, &mut number, 8), None);
@@ -131,9 +117,9 @@ fn requests_for_the_name_of_a_release_overtake_it_nowhere() {
         let (alone, owed) = requests.begin(None).unwrap();
         assert!(owed.is_some());
         let waiting = [for_name(&requests, 1, 7), for_name(&requests, 2, 8)];
-        other(requests.push(&waiting));
+        assert_eq!(requests.push(&waiting), None);
         // The request that collects the reply hangs.
-        let mut number = started(requests.overtake(alone));
+        let mut number = requests.overtake(alone).unwrap();
         assert_eq!(next(&requests, &mut number, 8), Some(vec![2]));
         assert_eq!(next(&requests, &mut number, 8), None);
         assert!(requests.begin(Some(7)).is_none());
@@ -152,7 +138,7 @@ fn requests_behind_a_release_can_be_answered_otherwise() {
         send(&requests, 7);
         let (number, _) = requests.begin(None).unwrap();
         let waiting = [for_name(&requests, 1, 7), for_name(&requests, 2, 8)];
-        other(requests.push(&waiting));
+        assert_eq!(requests.push(&waiting), None);
         let held = requests.take_held();
         assert_eq!(held.iter().map(|(_, it)| *it).collect::<Vec<_>>(), [1]);
         let mut number = requests.end(number).unwrap();
@@ -166,8 +152,8 @@ fn release_whose_sending_was_overtaken_is_owed_all_the_same() {
     once(|| {
         let requests = Requests::new();
         let sending = requests.begin_send(7).unwrap();
-        other(requests.push(&entries(&requests, [1])));
-        let mut number = started(requests.overtake(sending));
+        assert_eq!(requests.push(&entries(&requests, [1])), None);
+        let mut number = requests.overtake(sending).unwrap();
         assert_eq!(next(&requests, &mut number, 8), Some(vec![1]));
         let owed = Entry::unattended(0, ());
         assert_eq!(requests.end_send(sending, Some(owed)), None);
@@ -181,16 +167,16 @@ fn only_the_request_that_is_under_way_is_overtaken() {
     once(|| {
         let requests = Requests::new();
         let waiting = entries(&requests, [1, 2, 3]);
-        let queued_at = started(requests.push(&waiting));
-        assert_eq!(other(requests.overtake(queued_at)), queued_at, "not yet");
+        let queued_at = requests.push(&waiting).unwrap();
+        assert_eq!(requests.overtake(queued_at), None, "not yet");
         let mut number = queued_at;
         assert!(next(&requests, &mut number, 1).is_some());
         let [sent, queued, _] = &waiting[..] else {
             unreachable!()
         };
         assert!(!sent.is_queued() && queued.is_queued());
-        assert_eq!(other(requests.overtake(queued_at)), number);
-        let mut overtaking = started(requests.overtake(number));
+        assert_eq!(requests.overtake(queued_at), None);
+        let mut overtaking = requests.overtake(number).unwrap();
         assert_eq!(
             next(&requests, &mut number, 1),
             None,
@@ -198,11 +184,7 @@ fn only_the_request_that_is_under_way_is_overtaken() {
         );
         let rest = next(&requests, &mut overtaking, 8);
         assert_eq!(rest, Some(vec![2, 3]));
-        assert_eq!(
-            other(requests.overtake(overtaking)),
-            overtaking,
-            "none is left"
-        );
+        assert_eq!(requests.overtake(overtaking), None, "none is left");
     });
 }
 

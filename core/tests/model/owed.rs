@@ -7,7 +7,7 @@ use shuttle::sync::{Arc, Mutex};
 use shuttle::thread::{self, JoinHandle};
 
 use crate::check;
-use crate::travel::{QueuedRequest, RequestQueue, Taken, Travel, UnderWay, wake_callers};
+use crate::travel::{QueuedRequest, RequestQueue, Taken, Travel, wake_callers};
 
 enum Requests {}
 
@@ -70,19 +70,9 @@ impl World {
         self.threads.lock().unwrap().push(thread);
     }
 
-    fn follow(self: &Arc<Self>, under_way: UnderWay) -> u64 {
-        match under_way {
-            UnderWay::Other(number) => number,
-            UnderWay::Start(number) => {
-                self.spawn(move |world| world.send(number));
-                number
-            }
-        }
-    }
-
-    fn start(self: &Arc<Self>, number: Option<u64>) {
-        if let Some(number) = number {
-            self.follow(UnderWay::Start(number));
+    fn start(self: &Arc<Self>, next: Option<u64>) {
+        if let Some(number) = next {
+            self.spawn(move |world| world.send(number));
         }
     }
 
@@ -165,7 +155,7 @@ impl World {
         let request = Request::Acquire(name);
         let Some((number, owed)) = self.requests.begin(Some(name)) else {
             let entry = QueuedRequest::new(request, Some(name), self.requests.callers());
-            self.follow(self.requests.push(std::slice::from_ref(&entry)));
+            self.start(self.requests.push(std::slice::from_ref(&entry)));
             loop {
                 if let Ok(answer) = entry.wait(None) {
                     return answer;
@@ -210,7 +200,7 @@ impl World {
     /// What the keeper's timer does, and its end.
     fn collect(self: &Arc<Self>) {
         if let Some(number) = self.requests.waits_for() {
-            self.follow(self.requests.overtake(number));
+            self.start(self.requests.overtake(number));
         }
     }
 
@@ -274,12 +264,7 @@ fn request_for_the_name_does_not_overtake_what_collects_the_reply() {
             world.pair(1);
             world.spawn(|world| world.pair(2));
             world.spawn(|world| world.pair(1));
-            world.spawn(|world| {
-                let mut number = 0;
-                for _ in 0..3 {
-                    number = world.follow(world.requests.overtake(number));
-                }
-            });
+            world.spawn(|world| (0..3).for_each(|_| world.collect()));
             world.assert_nothing_left(3);
         });
     }

@@ -119,15 +119,6 @@ pub(crate) enum NoAnswer {
     TimedOut,
 }
 
-/// What is under way after a request was queued, or has waited for long.
-#[derive(Clone, Copy)]
-pub(crate) enum UnderWay {
-    /// Another request. It may be [overtaken](RequestQueue::overtake) if it hangs.
-    Other(u64),
-    /// What waits is to be sent: have a thread call [`RequestQueue::next`] with this number.
-    Start(u64),
-}
-
 impl<T: Travel> RequestQueue<T> {
     pub(crate) fn new() -> Self {
         Self {
@@ -208,14 +199,11 @@ impl<T: Travel> RequestQueue<T> {
         Arc::clone(&lock(&self.callers))
     }
 
-    /// Queues requests, for the same batch.
-    pub(crate) fn push(&self, requests: &[Arc<QueuedRequest<T>>]) -> UnderWay {
+    /// Queues requests, for the same batch. Returns as [`end`](Self::end).
+    pub(crate) fn push(&self, requests: &[Arc<QueuedRequest<T>>]) -> Option<u64> {
         let mut state = lock(&self.state);
         state.waiting.extend(requests.iter().cloned());
-        match state.start() {
-            Some(number) => UnderWay::Start(number),
-            None => UnderWay::Other(state.number),
-        }
+        state.start()
     }
 
     /// Returns the number of what is under way or was last, if a request that may go waits for it, or a release is owed.
@@ -225,18 +213,15 @@ impl<T: Travel> RequestQueue<T> {
     }
 
     /// Lets what waits overtake the request with this number, which takes too long. Collects an owed release if nothing
-    /// has begun since.
-    pub(crate) fn overtake(&self, number: u64) -> UnderWay {
+    /// has begun since. Returns as [`end`](Self::end).
+    pub(crate) fn overtake(&self, number: u64) -> Option<u64> {
         let mut state = lock(&self.state);
         let is_due = match state.stage {
             Stage::Idle => state.is_owed(),
             Stage::UnderWay => state.has_next(),
             Stage::Starting => false,
         };
-        if state.number != number || !is_due {
-            return UnderWay::Other(state.number);
-        }
-        UnderWay::Start(state.start_later())
+        (state.number == number && is_due).then(|| state.start_later())
     }
 
     /// Takes the next batch, of `limit` requests at most, and has `number` be its number. `None` ends the calling

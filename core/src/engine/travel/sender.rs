@@ -4,7 +4,6 @@
 //! are sent by threads of the keeper, which no caller's deadline ends. A caller that is due leaves, and what comes
 //! back for it is settled by the thread that gets it. All that is so for each part of the store by itself.
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::cancel::CancelToken;
@@ -16,10 +15,10 @@ use crate::sync::lock;
 
 use super::super::threads::MAX_QUEUED;
 use super::super::{Engine, Job, JobKind};
-use super::queue::{
-    NoAnswer, QueuedRequest, RequestQueue, Stopped, Taken, Travel, UnderWay, wake_callers,
+use super::queue::{NoAnswer, QueuedRequest, RequestQueue, Stopped, Taken, Travel, wake_callers};
+use super::request::{
+    Answer, Attempt, AttemptAnswer, Found, LeaseRequest, Release, Request, Settlement,
 };
-use super::request::{Answer, Attempt, AttemptAnswer, Found, LeaseRequest, Request, Settlement};
 
 /// The queue of a part.
 pub(crate) type Requests = RequestQueue<ToStore>;
@@ -45,8 +44,6 @@ pub(crate) enum Reply {
 pub(crate) struct Queued {
     entry: Arc<Entry>,
     part: usize,
-    /// The number of what was under way when it was queued.
-    number: Cell<u64>,
 }
 
 /// What requests of a part wait for, and since when.
@@ -105,25 +102,33 @@ impl Engine {
         Queued {
             entry: Entry::new(request, name, callers),
             part,
-            number: Cell::new(0),
+        }
+    }
+
+    /// Returns a release for which no caller waits.
+    pub(crate) fn unattended(&self, lease: ErasedLease, release: Release) -> Queued {
+        let (part, deadline) = (release.part, self.release_end(&release));
+        let request = Request::Lease(LeaseRequest::release(lease, deadline));
+        Queued {
+            entry: Entry::unattended(request, Settlement::Release(release)),
+            part,
         }
     }
 
     /// Adds requests to the next batch of each part of the store.
     pub(crate) fn send(self: &Arc<Self>, all: &[&Queued]) {
         for (number, part) in self.parts.iter().enumerate() {
-            let of_part = || all.iter().filter(|it| it.part == number);
-            let entries: Vec<_> = of_part().map(|it| Arc::clone(&it.entry)).collect();
+            let of_part = all.iter().filter(|it| it.part == number);
+            let entries: Vec<_> = of_part.map(|it| Arc::clone(&it.entry)).collect();
             if !entries.is_empty() {
-                let under_way = self.follow(number, part.requests.push(&entries));
-                of_part().for_each(|it| it.number.set(under_way));
+                self.start_sender(number, part.requests.push(&entries));
             }
         }
     }
 
-    /// Adds requests to the next batch of a part, for which no caller waits.
-    pub(crate) fn send_unattended(self: &Arc<Self>, part: usize, entries: &[Arc<Entry>]) {
-        self.follow(part, self.parts.get(part).requests.push(entries));
+    /// Adds requests for which no caller waits.
+    pub(crate) fn send_unattended(self: &Arc<Self>, all: &[&Queued]) {
+        self.send(all);
         // It overtakes what hangs.
         self.timer.note(self.clock.now() + MAX_QUEUED);
     }
@@ -209,11 +214,8 @@ impl Engine {
         until: HostInstant,
         cancel: Option<&CancelToken>,
     ) -> Stopped<ToStore> {
-        let Queued {
-            entry,
-            part,
-            number,
-        } = queued;
+        let Queued { entry, part } = queued;
+        let requests = &self.parts.get(*part).requests;
         let _wake = cancel.map(|cancel| {
             let entry = Arc::clone(entry);
             cancel.on_cancel(move || entry.unpark())
@@ -223,6 +225,7 @@ impl Engine {
             if left.is_zero() || cancel.is_some_and(CancelToken::is_cancelled) {
                 return entry.stop();
             }
+            let under_way = requests.waits_for();
             let limit = match entry.is_queued() {
                 true => left.min(MAX_QUEUED),
                 // A Condvar's time-out does not advance while the host is suspended.
@@ -231,8 +234,7 @@ impl Engine {
             match entry.wait(Some(limit)) {
                 Ok(answer) => return Stopped::Answered(answer),
                 Err(NoAnswer::TimedOut) if entry.is_queued() => {
-                    let requests = &self.parts.get(*part).requests;
-                    number.set(self.follow(*part, requests.overtake(number.get())));
+                    self.overtake(*part, under_way);
                     // If the threads hang, this brings in more of them.
                     self.start_work(Vec::new());
                 }
@@ -265,34 +267,31 @@ impl Engine {
                 (answer, answers.pop().and_then(|it| owed.answer(it)))
             }
         };
-        if let Some(next) = requests.end(number) {
-            self.start_sender(part, next);
-        }
+        self.start_sender(part, requests.end(number));
         if let Some((answer, settlement)) = collected {
             self.settle(answer, settlement);
         }
         Ok(answer)
     }
 
-    /// Returns the number of what is under way, after a thread of the keeper has begun with it if it must.
-    fn follow(self: &Arc<Self>, part: usize, under_way: UnderWay) -> u64 {
-        match under_way {
-            UnderWay::Start(number) => {
-                self.start_sender(part, number);
-                number
-            }
-            UnderWay::Other(number) => number,
-        }
-    }
-
-    /// Schedules the queue of a part on the keeper's threads.
-    pub(crate) fn start_sender(self: &Arc<Self>, part: usize, number: u64) {
+    /// Schedules the queue of a part on the keeper's threads if `next` is the number of what they are to begin.
+    pub(crate) fn start_sender(self: &Arc<Self>, part: usize, next: Option<u64>) {
+        let Some(number) = next else {
+            return;
+        };
         let job = Job::Send {
             used: self.lasting_use(),
             part,
             number,
         };
         self.start_work(vec![(JobKind::Send(part), job)]);
+    }
+
+    /// Lets what waits in a part overtake the request with this number, or collects an owed reply.
+    fn overtake(self: &Arc<Self>, part: usize, under_way: Option<u64>) {
+        if let Some(under_way) = under_way {
+            self.start_sender(part, self.parts.get(part).requests.overtake(under_way));
+        }
     }
 
     /// Lets what waits overtake requests that hang, and collects owed replies: what has not changed for
@@ -312,7 +311,7 @@ impl Engine {
             if due > now {
                 next = next.min(due);
             } else {
-                self.follow(number, part.requests.overtake(under_way));
+                self.overtake(number, Some(under_way));
                 next = next.min(now + MAX_QUEUED);
             }
         }
@@ -322,9 +321,7 @@ impl Engine {
     /// Collects all replies that are owed.
     pub(crate) fn collect_owed(self: &Arc<Self>) {
         for (number, part) in self.parts.iter().enumerate() {
-            if let Some(under_way) = part.requests.waits_for() {
-                self.follow(number, part.requests.overtake(under_way));
-            }
+            self.overtake(number, part.requests.waits_for());
         }
     }
 
