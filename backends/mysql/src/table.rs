@@ -69,7 +69,7 @@ fn connector(
     let supplier = supplier(options, server);
     let (of, counted) = (server.clone(), Arc::clone(counts));
     let (longest, is_lent) = (options.remote.connect_timeout, options.remote.is_lent);
-    Ok(Box::new(move |left: Duration| {
+    Ok(Arc::new(move |left: Duration| {
         let limit = left.min(longest);
         let conn = supplier.take(limit)?;
         let wire = Arc::new(Wire::of(&conn)?);

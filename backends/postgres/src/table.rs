@@ -64,7 +64,7 @@ fn connector(
 ) -> Result<ConnectTable<PlainConnection>, Error> {
     let dialer = Dialer::new(&options.remote)?.with_supplier(options.supplier.clone());
     let (own, of, counted) = (options.clone(), server.clone(), Arc::clone(counts));
-    Ok(Box::new(move |left: Duration| {
+    Ok(Arc::new(move |left: Duration| {
         let until = Instant::now() + left.min(own.remote.connect_timeout);
         Ok(PlainConnection {
             client: PlainClient::dial(&dialer, &own, &of, until)?,

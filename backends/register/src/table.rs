@@ -91,7 +91,7 @@ pub struct TableStore<C: TableConnection> {
 }
 
 /// Opens a connection within a time.
-pub type ConnectTable<C> = Box<dyn Fn(Duration) -> Result<C, Error> + Send + Sync>;
+pub type ConnectTable<C> = Arc<dyn Fn(Duration) -> Result<C, Error> + Send + Sync>;
 
 impl<C: TableConnection> fmt::Debug for TableStore<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -217,13 +217,14 @@ impl<C: TableConnection> TableStore<C> {
         }
         let longest = self.options.response_timeout;
         let left = call.deadline.saturating_since(self.clock.now());
-        let slot = self.pool.checkout(left.min(longest));
+        let slot = self.pool.checkout(left.min(longest), call.cancel);
         let mut slot = slot.ok_or_else(|| self.pool.exhausted("", ""))?;
-        let (clock, connect) = (&*self.clock, &*self.connect);
-        slot.run(clock, call.deadline, connect, |connection, limit| {
-            let close = Some(connection.closer());
-            let result =
-                until_cancelled(call.cancel, close, || work(connection, limit.min(longest)));
+        let connect = Arc::clone(&self.connect);
+        let connect = move |limit| connect(limit);
+        let Call { deadline, cancel } = call;
+        slot.run(&*self.clock, deadline, cancel, connect, |it, limit| {
+            let close = Some(it.closer());
+            let result = until_cancelled(cancel, close, || work(it, limit.min(longest)));
             result.map_err(|failure| match failure {
                 // The server may have carried the statements out before it closed the connection.
                 Failure::Closed(error) => Failure::Unanswered(self.server.cut().with_source(error)),

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
+use lockkeeper_core::{CancelRegistration, CancelToken, Clock, Error, ErrorKind, HostInstant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::cancel::connect_until_cancelled;
 use crate::failure::{Failure, no_time};
 use crate::options::RemoteOptions;
 
@@ -119,19 +120,6 @@ impl<C> Pool<C> {
         }))
     }
 
-    /// Returns a slot if one is free.
-    pub fn try_checkout(&self) -> Option<PooledConn<C>> {
-        self.checkout(Duration::ZERO)
-    }
-
-    /// Returns a slot as soon as one is free, within `limit`.
-    pub fn checkout(&self, limit: Duration) -> Option<PooledConn<C>> {
-        let mut state = self.0.state.lock();
-        let no_slot = |state: &mut State<_>| state.free.is_empty();
-        self.0.slot_freed.wait_while_for(&mut state, no_slot, limit);
-        self.take(&mut state)
-    }
-
     /// Returns the failure of a caller that found no slot. `users` says what uses the connections, and `advice` what to do.
     pub fn exhausted(&self, users: &str, advice: &str) -> Failure {
         let text = format!(
@@ -141,75 +129,9 @@ impl<C> Pool<C> {
         Failure::NotSent(Error::new(ErrorKind::PoolExhausted, text))
     }
 
-    /// Returns a slot as soon as one is free beside another, within `limit`. In a pool of several slots,
-    /// callers that come this way leave one to those of [`checkout`](Self::checkout).
-    pub fn checkout_spare(&self, limit: Duration) -> Option<PooledConn<C>> {
-        let shared = &self.0;
-        let mut state = shared.state.lock();
-        let no_spare = |state: &mut State<_>| !shared.has_spare(state);
-        shared
-            .spare_freed
-            .wait_while_for(&mut state, no_spare, limit);
-        match shared.has_spare(&state) {
-            true => self.take(&mut state),
-            false => None,
-        }
-    }
-
-    /// Returns a slot as soon as one is free, or what `other` returns, within `limit`. `other` is called
-    /// while no slot is free, and again after each [`recheck`](Self::recheck).
-    pub fn checkout_or<T>(
-        &self,
-        limit: Duration,
-        mut other: impl FnMut() -> Option<T>,
-    ) -> Option<Found<C, T>> {
-        let began = Instant::now();
-        let mut state = self.0.state.lock();
-        loop {
-            if let Some(slot) = self.take(&mut state) {
-                return Some(Found::Slot(slot));
-            }
-            let seen = state.rechecks;
-            // `other` may drop slots of this pool.
-            if let Some(other) = MutexGuard::unlocked(&mut state, &mut other) {
-                // This caller may have been the one that was notified of a free slot.
-                self.0.slot_freed.notify_one();
-                return Some(Found::Other(other));
-            }
-            let unchanged = |state: &mut State<_>| state.free.is_empty() && state.rechecks == seen;
-            let left = limit.saturating_sub(began.elapsed());
-            let waited = self
-                .0
-                .slot_freed
-                .wait_while_for(&mut state, unchanged, left);
-            if waited.timed_out() {
-                return None;
-            }
-        }
-    }
-
-    /// Returns a slot on which the caller may wait for long, as soon as there is one, within `limit`.
-    ///
-    /// In a pool of several slots, one is never waited on, so waiting callers alone do not exhaust the
-    /// pool. Returns `None` at once when `is_over` returns true, which is called again after each
-    /// [`recheck_waits`](Self::recheck_waits).
-    pub fn checkout_to_wait(
-        &self,
-        limit: Duration,
-        is_over: impl Fn() -> bool,
-    ) -> Option<(PooledConn<C>, WaitPermit<C>)> {
-        let shared = &self.0;
-        let mut state = shared.state.lock();
-        let waits = |state: &mut State<_>| !shared.takes_wait(state) && !is_over();
-        shared
-            .wait_possible
-            .wait_while_for(&mut state, waits, limit);
-        if !shared.takes_wait(&state) || is_over() {
-            return None;
-        }
-        let slot = self.take(&mut state)?;
-        state.waiting += 1;
-        Some((slot, WaitPermit(Arc::clone(shared))))
+    /// Returns a slot if one is free.
+    pub fn try_checkout(&self) -> Option<PooledConn<C>> {
+        self.take(&mut self.0.state.lock())
     }
 
     /// Returns the number of slots on which callers wait.
@@ -224,16 +146,113 @@ impl<C> Pool<C> {
         self.0.slot_freed.notify_all();
     }
 
-    /// Makes all callers of [`checkout_to_wait`](Self::checkout_to_wait) call `is_over` again.
-    pub fn recheck_waits(&self) {
-        let _state = self.0.state.lock();
-        self.0.wait_possible.notify_all();
-    }
-
     fn take(&self, state: &mut State<C>) -> Option<PooledConn<C>> {
         Some(PooledConn {
             connection: state.free.pop_back()?,
-            pool: Arc::clone(&self.0),
+            pool: Some(Arc::clone(&self.0)),
+        })
+    }
+}
+
+impl<C: Send + 'static> Pool<C> {
+    /// Returns a slot as soon as one is free, within `limit` and before a cancel.
+    pub fn checkout(&self, limit: Duration, cancel: Option<&CancelToken>) -> Option<PooledConn<C>> {
+        let is_free = |state: &State<_>| !state.free.is_empty();
+        let mut state = self.wait_until(&self.0.slot_freed, is_free, limit, cancel)?;
+        self.take(&mut state)
+    }
+
+    /// Returns a slot as soon as one is free beside another, within `limit` and before a cancel. In a pool of several
+    /// slots, callers that come this way leave one to those of [`checkout`](Self::checkout).
+    pub fn checkout_spare(
+        &self,
+        limit: Duration,
+        cancel: Option<&CancelToken>,
+    ) -> Option<PooledConn<C>> {
+        let has_spare = |state: &State<_>| self.0.has_spare(state);
+        let mut state = self.wait_until(&self.0.spare_freed, has_spare, limit, cancel)?;
+        self.take(&mut state)
+    }
+
+    /// Returns a slot as soon as one is free, or what `other` returns, within `limit` and before a cancel. `other` is
+    /// called while no slot is free, and again after each [`recheck`](Self::recheck).
+    pub fn checkout_or<T>(
+        &self,
+        limit: Duration,
+        cancel: Option<&CancelToken>,
+        mut other: impl FnMut() -> Option<T>,
+    ) -> Option<Found<C, T>> {
+        let began = Instant::now();
+        let mut seen = None;
+        loop {
+            let left = limit.saturating_sub(began.elapsed());
+            let is_changed =
+                |state: &State<_>| !state.free.is_empty() || seen != Some(state.rechecks);
+            let mut state = self.wait_until(&self.0.slot_freed, is_changed, left, cancel)?;
+            if let Some(slot) = self.take(&mut state) {
+                return Some(Found::Slot(slot));
+            }
+            seen = Some(state.rechecks);
+            // `other` may drop slots of this pool.
+            drop(state);
+            if let Some(other) = other() {
+                // This caller may have been the one that was notified of a free slot.
+                self.0.slot_freed.notify_one();
+                return Some(Found::Other(other));
+            }
+        }
+    }
+
+    /// Returns a slot on which the caller may wait for long, as soon as there is one, within `limit` and before a cancel.
+    ///
+    /// In a pool of several slots, one is never waited on, so waiting callers alone do not exhaust the pool.
+    pub fn checkout_to_wait(
+        &self,
+        limit: Duration,
+        cancel: Option<&CancelToken>,
+    ) -> Option<(PooledConn<C>, WaitPermit<C>)> {
+        let takes_wait = |state: &State<_>| self.0.takes_wait(state);
+        let mut state = self.wait_until(&self.0.wait_possible, takes_wait, limit, cancel)?;
+        let slot = self.take(&mut state)?;
+        state.waiting += 1;
+        Some((slot, WaitPermit(Arc::clone(&self.0))))
+    }
+
+    /// Returns the state as soon as it is as wanted, within `limit` and before a cancel. A caller that `changed` notified
+    /// of what it wants gets it also after a cancel, since no other caller was notified.
+    fn wait_until(
+        &self,
+        changed: &Condvar,
+        is_wanted: impl Fn(&State<C>) -> bool,
+        limit: Duration,
+        cancel: Option<&CancelToken>,
+    ) -> Option<MutexGuard<'_, State<C>>> {
+        let state = self.0.state.lock();
+        if is_wanted(&state) {
+            return Some(state);
+        }
+        // The callback locks the state.
+        drop(state);
+        let _wake = cancel.map(|cancel| self.wake_on(cancel));
+        let is_cancelled = || cancel.is_some_and(CancelToken::is_cancelled);
+        let waits = |state: &mut State<_>| !is_wanted(state) && !is_cancelled();
+        let mut state = self.0.state.lock();
+        changed.wait_while_for(&mut state, waits, limit);
+        is_wanted(&state).then_some(state)
+    }
+
+    /// Makes all callers that wait check whether they are cancelled when `cancel` is.
+    fn wake_on(&self, cancel: &CancelToken) -> CancelRegistration {
+        let shared = Arc::clone(&self.0);
+        cancel.on_cancel(move || {
+            let _state = shared.state.lock();
+            for changed in [
+                &shared.slot_freed,
+                &shared.spare_freed,
+                &shared.wait_possible,
+            ] {
+                changed.notify_all();
+            }
         })
     }
 }
@@ -277,15 +296,19 @@ impl<C> Drop for WaitPermit<C> {
 pub struct PooledConn<C> {
     /// The connection. A caller that takes it out and drops it closes it.
     pub connection: Option<C>,
-    pool: Arc<Shared<C>>,
+    /// `None` after the slot went to a call that connects, and did not come back.
+    pool: Option<Arc<Shared<C>>>,
 }
 
 impl<C> Drop for PooledConn<C> {
     fn drop(&mut self) {
-        let mut state = self.pool.state.lock();
+        let Some(pool) = self.pool.take() else {
+            return;
+        };
+        let mut state = pool.state.lock();
         let idle = || state.free.iter().flatten().count();
         let surplus = match self.connection.take() {
-            Some(connection) if idle() < self.pool.most_idle => {
+            Some(connection) if idle() < pool.most_idle => {
                 state.free.push_back(Some(connection));
                 None
             }
@@ -294,19 +317,20 @@ impl<C> Drop for PooledConn<C> {
                 closed_or_surplus
             }
         };
-        self.pool.slot_freed.notify_one();
-        if self.pool.has_spare(&state) {
-            self.pool.spare_freed.notify_one();
+        pool.slot_freed.notify_one();
+        if pool.has_spare(&state) {
+            pool.spare_freed.notify_one();
         }
-        self.pool.notify_wait(&state);
+        pool.notify_wait(&state);
         drop(state);
-        surplus.map(self.pool.give_back);
+        surplus.map(pool.give_back);
     }
 }
 
-impl<C: Connection> PooledConn<C> {
+impl<C: Connection + Send + 'static> PooledConn<C> {
     /// Runs `work` on the connection until `deadline`; `work` gets the time that it has. `connect` opens
-    /// a connection where none is open.
+    /// a connection where none is open. If that fails or is cancelled, the slot is given up. After a cancel, a thread that
+    /// still connects keeps it.
     ///
     /// A connection on which something failed is closed, and one that was in use before is replaced at once after
     /// [`Failure::Closed`] or [`Failure::NotSent`]. It is checked before use. A socket takes a request also after the
@@ -319,7 +343,8 @@ impl<C: Connection> PooledConn<C> {
         &mut self,
         clock: &dyn Clock,
         deadline: HostInstant,
-        connect: impl Fn(Duration) -> Result<C, Error>,
+        cancel: Option<&CancelToken>,
+        connect: impl Fn(Duration) -> Result<C, Error> + Clone + Send + 'static,
         mut work: impl FnMut(&mut C, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let left = || deadline.saturating_since(clock.now());
@@ -334,7 +359,7 @@ impl<C: Connection> PooledConn<C> {
             let was_open = idle.is_some();
             let mut connection = match idle {
                 Some(connection) => connection,
-                None => connect(left()).map_err(Failure::NotSent)?,
+                None => self.connect(left(), cancel, &connect)?,
             };
             let result = work(&mut connection, left());
             match result {
@@ -348,6 +373,27 @@ impl<C: Connection> PooledConn<C> {
         }
     }
 
+    fn connect(
+        &mut self,
+        limit: Duration,
+        cancel: Option<&CancelToken>,
+        connect: &(impl Fn(Duration) -> Result<C, Error> + Clone + Send + 'static),
+    ) -> Result<C, Failure> {
+        let (pool, connect) = (self.pool.take(), connect.clone());
+        let open = move || {
+            // Without a caller, the next one gets the connection.
+            let mut slot = Self {
+                connection: None,
+                pool,
+            };
+            slot.connection = Some(connect(limit)?);
+            Ok(slot)
+        };
+        let opened = connect_until_cancelled(limit, cancel, open);
+        *self = opened.map_err(Failure::NotSent)?;
+        self.connection.take().ok_or_else(no_time)
+    }
+
     /// Runs `work` as [`run`](Self::run) does, on up to `tries` connections in turn: after [`Failure::Closed`], the next
     /// one leads to another member of a cluster.
     ///
@@ -358,12 +404,13 @@ impl<C: Connection> PooledConn<C> {
         tries: usize,
         clock: &dyn Clock,
         deadline: HostInstant,
-        connect: impl Fn(Duration) -> Result<C, Error>,
+        cancel: Option<&CancelToken>,
+        connect: impl Fn(Duration) -> Result<C, Error> + Clone + Send + 'static,
         mut work: impl FnMut(&mut C, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let mut left = tries;
         loop {
-            let result = self.run(clock, deadline, &connect, &mut work);
+            let result = self.run(clock, deadline, cancel, connect.clone(), &mut work);
             left = left.saturating_sub(1);
             let is_over = left == 0 || clock.now() >= deadline;
             match result {

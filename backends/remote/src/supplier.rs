@@ -9,12 +9,11 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::Error;
 
+use crate::cancel::{NoResult, call_aside, not_started};
 use crate::failure::{Server, senseless, unavailable};
 
 /// The largest number of overdue calls, each of which keeps a thread. With so many, a further call is
@@ -95,28 +94,20 @@ impl<C: Send + 'static> Supplier<C> {
                 "the application's function for connections hangs in several calls; see what it waits for, and have it return within the time that it is given",
             ));
         }
-        let (reply, replied) = mpsc::channel();
         let parts = Arc::clone(&self.0);
         let has_one_ended = Arc::new(AtomicBool::new(false));
         let of_call = Arc::clone(&has_one_ended);
         let call = move || {
-            let end = EndOfCall {
+            let _end = EndOfCall {
                 overdue: &parts.overdue,
                 has_one_ended: &of_call,
             };
-            let supplied = (parts.supply)(limit);
-            drop(end);
-            // If the caller has stopped waiting, this drops the connection.
-            let _ = reply.send(supplied);
+            (parts.supply)(limit)
         };
-        let thread = thread::Builder::new().name("lockkeeper-connect".to_owned());
-        thread.spawn(call).map_err(|error| {
-            let text = "the thread on which a connection is made cannot be started; is the limit of threads reached?";
-            unavailable(text).with_source(error)
-        })?;
-        match replied.recv_timeout(limit) {
+        match call_aside(limit, None, call) {
             Ok(supplied) => supplied,
-            Err(RecvTimeoutError::Timeout) => {
+            Err(NoResult::NotStarted(error)) => Err(not_started(error)),
+            Err(NoResult::Left) => {
                 if !has_one_ended.swap(true, Ordering::SeqCst) {
                     self.0.overdue.fetch_add(1, Ordering::Relaxed);
                 }
@@ -124,8 +115,8 @@ impl<C: Send + 'static> Supplier<C> {
                     "the application's function gave no connection in time; is the application's pool large enough for `pool_size` more, and does the function return within the time that it is given?",
                 ))
             }
-            Err(RecvTimeoutError::Disconnected) if server.is_some() => Err(senseless()),
-            Err(RecvTimeoutError::Disconnected) => Err(unavailable(
+            Err(NoResult::Panicked) if server.is_some() => Err(senseless()),
+            Err(NoResult::Panicked) => Err(unavailable(
                 "the application's function for connections panicked; the panic's own message says why",
             )),
         }
@@ -150,7 +141,8 @@ impl Drop for EndOfCall<'_> {
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::sync::{Barrier, Mutex};
+    use std::sync::{Barrier, Mutex, mpsc};
+    use std::thread;
 
     use super::*;
 

@@ -9,11 +9,12 @@
 use std::cell::Cell;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, mpsc};
+use std::sync::mpsc::{self, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind, HostInstant, Key, SystemClock};
+use lockkeeper_core::{CancelToken, Error, ErrorKind, HostInstant, Key, SystemClock};
 use lockkeeper_remote::{
     Backoff, Connection, Endpoint, Failure, Found, Pool, RemoteOptions, RestartGrace, Server,
     Supplier, connect_any, keys,
@@ -167,7 +168,7 @@ fn closed() -> Failure {
 fn pool_never_exceeds_its_size_and_reuses_the_newest_connection() {
     let pool = Pool::new(2);
     let mut slots = [(); 2].map(|()| pool.try_checkout().unwrap());
-    assert!(pool.try_checkout().is_none() && pool.checkout(Duration::ZERO).is_none());
+    assert!(pool.try_checkout().is_none() && pool.checkout(Duration::ZERO, None).is_none());
     for (slot, number) in slots.iter_mut().zip([1, 2]) {
         slot.connection = Some(Numbered(number));
     }
@@ -181,7 +182,12 @@ fn waiting_caller_gets_the_slot_that_is_returned() {
     let mut slot = pool.try_checkout().unwrap();
     slot.connection = Some(Numbered(7));
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| pool.checkout(Duration::MAX).unwrap().connection.take());
+        let waiting = scope.spawn(|| {
+            pool.checkout(Duration::MAX, None)
+                .unwrap()
+                .connection
+                .take()
+        });
         drop(slot);
         assert_eq!(waiting.join().unwrap(), Some(Numbered(7)));
     });
@@ -190,25 +196,25 @@ fn waiting_caller_gets_the_slot_that_is_returned() {
 #[test]
 fn spare_slots_leave_one_to_holders() {
     let pool = Pool::<Numbered>::new(2);
-    let spare = || pool.checkout_spare(Duration::ZERO);
+    let spare = || pool.checkout_spare(Duration::ZERO, None);
     let first = spare().unwrap();
     assert!(spare().is_none());
     let holders = pool.try_checkout().unwrap();
     drop(first);
     assert!(spare().is_none(), "the holder has the other one");
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| pool.checkout_spare(Duration::MAX).is_some());
+        let waiting = scope.spawn(|| pool.checkout_spare(Duration::MAX, None).is_some());
         drop(holders);
         assert!(waiting.join().unwrap());
     });
     let single = Pool::<Numbered>::new(1);
-    assert!(single.checkout_spare(Duration::ZERO).is_some());
+    assert!(single.checkout_spare(Duration::ZERO, None).is_some());
 }
 
 #[test]
 fn last_slot_is_not_waited_on() {
     let pool = Pool::<Numbered>::new(3);
-    let wait = || pool.checkout_to_wait(Duration::ZERO, || false);
+    let wait = || pool.checkout_to_wait(Duration::ZERO, None);
     let (kept, permit) = wait().unwrap();
     let _second = wait().unwrap();
     assert!(wait().is_none());
@@ -220,7 +226,7 @@ fn last_slot_is_not_waited_on() {
     drop(kept);
     assert!(wait().is_none() && pool.try_checkout().is_some());
     let single = Pool::<Numbered>::new(1);
-    let wait = single.checkout_to_wait(Duration::ZERO, || false);
+    let wait = single.checkout_to_wait(Duration::ZERO, None);
     assert!(wait.is_some());
 }
 
@@ -232,23 +238,21 @@ fn waiting_caller_notices_all_that_it_waits_for() {
         let is_set = move || is_over.load(Ordering::SeqCst);
         let all = [(); 2].map(|()| pool.try_checkout().unwrap());
         thread::scope(|scope| {
-            let other = scope.spawn(|| pool.checkout_or(Duration::MAX, || is_set().then_some(())));
-            let cancelled = scope.spawn(|| pool.checkout_to_wait(Duration::MAX, is_set));
+            let other =
+                scope.spawn(|| pool.checkout_or(Duration::MAX, None, || is_set().then_some(())));
             is_over.store(true, Ordering::SeqCst);
             pool.recheck();
-            pool.recheck_waits();
             assert!(matches!(other.join().unwrap(), Some(Found::Other(()))));
-            assert!(cancelled.join().unwrap().is_none());
         });
         is_over.store(false, Ordering::SeqCst);
         // A caller that finds something else does not keep the slot from the others.
         thread::scope(|scope| {
             let found = || {
-                pool.checkout_or(Duration::MAX, || is_set().then_some(()))
+                pool.checkout_or(Duration::MAX, None, || is_set().then_some(()))
                     .map(drop)
             };
-            let waited = || pool.checkout_to_wait(Duration::MAX, || false).map(drop);
-            let slot = || pool.checkout(Duration::MAX).map(drop);
+            let waited = || pool.checkout_to_wait(Duration::MAX, None).map(drop);
+            let slot = || pool.checkout(Duration::MAX, None).map(drop);
             scope.spawn(found);
             scope.spawn(waited);
             scope.spawn(slot);
@@ -277,6 +281,7 @@ fn only_a_connection_that_was_open_is_replaced() {
         let result = slot.run(
             &SystemClock,
             HostInstant::NEVER,
+            None,
             |_| Ok(Numbered(1)),
             |connection, _| {
                 let mut numbers = seen.take();
@@ -292,6 +297,59 @@ fn only_a_connection_that_was_open_is_replaced() {
         assert_eq!(result.is_ok(), answer);
         assert_eq!(slot.connection.take().is_some(), answer);
     }
+}
+
+#[test]
+fn cancelled_caller_waits_for_no_slot() {
+    let pool = &Pool::<Numbered>::new(1);
+    let held = pool.try_checkout().unwrap();
+    for _ in 0..100 {
+        let cancel = CancelToken::new();
+        thread::scope(|scope| {
+            let cancelled = Some(&cancel);
+            let none = || None::<()>;
+            scope.spawn(move || assert!(pool.checkout(Duration::MAX, cancelled).is_none()));
+            scope.spawn(move || assert!(pool.checkout_spare(Duration::MAX, cancelled).is_none()));
+            scope.spawn(move || assert!(pool.checkout_to_wait(Duration::MAX, cancelled).is_none()));
+            scope
+                .spawn(move || assert!(pool.checkout_or(Duration::MAX, cancelled, none).is_none()));
+            cancel.cancel();
+        });
+    }
+    drop(held);
+    assert!(pool.try_checkout().is_some());
+}
+
+/// The connection that comes later serves the next caller. Until then it counts for the pool.
+#[test]
+fn cancelled_caller_waits_for_no_connection() {
+    let pool = Pool::new(1);
+    let mut slot = pool.try_checkout().unwrap();
+    let cancel = CancelToken::new();
+    let (go, gone) = channel::<()>();
+    let (begun, has_begun) = channel();
+    let gone = Arc::new(Mutex::new(gone));
+    let connect = move |_| {
+        let _ = begun.send(());
+        let _ = gone.lock().unwrap().recv();
+        Ok(Numbered(1))
+    };
+    thread::scope(|scope| {
+        let running = scope.spawn(|| {
+            let work = |_: &mut Numbered, _| Ok(());
+            let cancel = Some(&cancel);
+            slot.run(&SystemClock, HostInstant::NEVER, cancel, connect, work)
+        });
+        has_begun.recv().unwrap();
+        cancel.cancel();
+        let failure = running.join().unwrap().unwrap_err();
+        assert!(matches!(failure, Failure::NotSent(_)), "{failure:?}");
+    });
+    drop(slot);
+    assert!(pool.try_checkout().is_none());
+    drop(go);
+    let mut slot = pool.checkout(Duration::MAX, None).unwrap();
+    assert_eq!(slot.connection.take(), Some(Numbered(1)));
 }
 
 #[cfg(feature = "tls")]

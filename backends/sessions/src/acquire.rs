@@ -99,12 +99,9 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         pause: Duration,
         deadline: HostInstant,
     ) -> Option<(PooledConn<C>, WaitPermit<C>)> {
-        let (pool, request) = (self.store.pool.clone(), self.request);
-        let wake = move || pool.recheck_waits();
-        let _cancel = request.cancel().map(|cancel| cancel.on_cancel(wake));
-        let limit = pause.min(deadline.saturating_since(request.now()));
-        let is_over = || request.is_cancelled();
-        self.store.pool.checkout_to_wait(limit, is_over)
+        let limit = pause.min(deadline.saturating_since(self.request.now()));
+        let cancel = self.request.cancel();
+        self.store.pool.checkout_to_wait(limit, cancel)
     }
 
     /// Waits on a connection of its own that holds no name. A cancel ends the session, which frees all its names.

@@ -1,15 +1,12 @@
 //! Requests on a connection without names. With the reply, it becomes a session.
 
-use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, CancelToken, Error, Grant, HostInstant};
-use lockkeeper_remote::{Failure, PooledConn, nothing_granted, unknown};
+use lockkeeper_core::{AcquireRequest, CancelToken, Grant, HostInstant};
+use lockkeeper_remote::{Failure, PooledConn, unknown};
 
 use crate::connection::SessionConnection;
-use crate::detached::{Call, SLICE};
 use crate::lease::SessionLease;
 use crate::requests::{Attempted, Requests};
 use crate::session::Session;
@@ -43,7 +40,7 @@ pub(crate) fn cancellable<C: SessionConnection, T>(
 
 impl<C: SessionConnection> SessionStore<C> {
     /// Makes a session from a slot's connection, for the names that are requested next. Connects if the slot has
-    /// no connection. If the caller is cancelled, the thread that still connects keeps the slot.
+    /// no connection.
     pub(crate) fn open_session(
         &self,
         mut slot: PooledConn<C>,
@@ -52,16 +49,7 @@ impl<C: SessionConnection> SessionStore<C> {
         until: HostInstant,
         cancel: Option<&CancelToken>,
     ) -> Result<Arc<Session<C>>, Failure> {
-        let left_slot = Cell::new(None);
-        let connect = |limit| match cancel {
-            None => (self.connect)(limit),
-            Some(_) => {
-                let (leave, left) = channel();
-                left_slot.set(Some(leave));
-                self.connect_aside(limit, cancel, left)
-            }
-        };
-        let opened = self.run(&mut slot, until, connect, |connection| {
+        let opened = self.run(&mut slot, until, cancel, |connection| {
             match connection.check_start() {
                 // The connection is still good.
                 Err(refused @ Failure::Refused(_)) => return Ok(Err(refused)),
@@ -70,39 +58,10 @@ impl<C: SessionConnection> SessionStore<C> {
             cancellable(connection, cancel, |it| it.set_idle(idle))?;
             Ok(Ok(connection.session()))
         });
-        let id = match (opened, left_slot.take()) {
-            (Err(failure), Some(leave)) => {
-                let _ = leave.send(slot);
-                return Err(failure);
-            }
-            (opened, _) => opened??,
-        };
+        let id = opened??;
         let names = requests.attempts.iter().cloned();
         let session = Session::new(slot, id, idle, names, &self.sessions.verifiers);
         Ok(Arc::new(session))
-    }
-
-    /// Connects on another thread, within `left`. If the caller leaves before, the thread keeps the slot until it
-    /// has connected.
-    fn connect_aside(
-        &self,
-        limit: Duration,
-        cancel: Option<&CancelToken>,
-        left: Receiver<PooledConn<C>>,
-    ) -> Result<C, Error> {
-        let connect = Arc::clone(&self.connect);
-        let started = self.sessions.calls.start(move |reply| {
-            if reply
-                .send(connect(limit).map_err(Failure::NotSent))
-                .is_err()
-            {
-                drop(left.recv());
-            }
-        });
-        // Connecting ends by its own limit, with the better error.
-        let limit = limit + SLICE;
-        let connected = started.and_then(|reply| Call::Started(reply).reply(limit, cancel));
-        connected.map_err(nothing_granted)
     }
 
     /// Makes attempts of one ttl on a connection without names, which becomes a session.

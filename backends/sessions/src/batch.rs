@@ -200,7 +200,7 @@ fn place<'a, 'b, C: SessionConnection>(
             group.tries.push(one);
             continue;
         }
-        match store.checkout_or_share(limits.patience, || enter(true)) {
+        match store.checkout_or_share(limits.patience, limits.cancel, || enter(true)) {
             Ok(Found::Slot(slot)) => new.push(NewGroup {
                 slot,
                 idle,

@@ -18,7 +18,7 @@ use parking_lot::{Condvar, Mutex};
 use lockkeeper_remote::{Failure, unavailable, unknown};
 
 /// The interval at which the caller of a call checks for a cancel. A server replies sooner unless it hangs.
-pub(crate) const SLICE: Duration = Duration::from_millis(20);
+const SLICE: Duration = Duration::from_millis(20);
 
 /// How long a thread without a call stays for the next one.
 const LINGER: Duration = Duration::from_millis(20);

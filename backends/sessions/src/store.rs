@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier, Usage};
+use lockkeeper_core::{
+    CancelToken, Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier, Usage,
+};
 use lockkeeper_remote::{Failure, Found, Pool, PooledConn, RemoteOptions, unknown};
 
 use crate::connection::SessionConnection;
@@ -36,7 +38,7 @@ pub struct SessionStore<C: SessionConnection> {
     pub(crate) sessions: Arc<Sessions<C>>,
     pub(crate) pool: Pool<C>,
     link: Arc<LinkShared<C::Id>>,
-    pub(crate) connect: Connect<C>,
+    connect: Connect<C>,
 }
 
 impl<C: SessionConnection> fmt::Debug for SessionStore<C> {
@@ -112,9 +114,9 @@ impl<C: SessionConnection> SessionStore<C> {
         deadline: HostInstant,
         work: impl FnMut(&mut C) -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        let slot = self.pool.checkout(self.left(deadline));
+        let slot = self.pool.checkout(self.left(deadline), None);
         slot.ok_or_else(|| self.exhausted())
-            .and_then(|mut slot| self.run(&mut slot, deadline, &*self.connect, work))
+            .and_then(|mut slot| self.run(&mut slot, deadline, None, work))
             .map_err(Failure::into_error)
     }
 
@@ -149,14 +151,15 @@ impl<C: SessionConnection> SessionStore<C> {
     }
 
     /// Returns a slot of the pool as soon as one is free, or a session that takes a name: what `shared`
-    /// returns.
+    /// returns. Waits within `left` and before a cancel.
     pub(crate) fn checkout_or_share(
         &self,
         left: Duration,
+        cancel: Option<&CancelToken>,
         shared: impl FnMut() -> Option<Arc<Session<C>>>,
     ) -> Result<Found<C, Arc<Session<C>>>, Failure> {
         let limit = left.min(self.options.response_timeout);
-        let found = self.pool.checkout_or(limit, shared);
+        let found = self.pool.checkout_or(limit, cancel, shared);
         found.ok_or_else(|| self.exhausted())
     }
 
@@ -169,16 +172,18 @@ impl<C: SessionConnection> SessionStore<C> {
         )
     }
 
-    /// Runs `work` on the connection of a slot, which `connect` opens if there is none: see [`PooledConn::run`].
+    /// Runs `work` on the connection of a slot, which is opened if there is none: see [`PooledConn::run`].
     pub(crate) fn run<T>(
         &self,
         slot: &mut PooledConn<C>,
         until: HostInstant,
-        connect: impl Fn(Duration) -> Result<C, Error>,
+        cancel: Option<&CancelToken>,
         mut work: impl FnMut(&mut C) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let longest = self.options.response_timeout;
-        slot.run(&*self.clock, until, connect, |connection, limit| {
+        let connect = Arc::clone(&self.connect);
+        let connect = move |limit| connect(limit);
+        slot.run(&*self.clock, until, cancel, connect, |connection, limit| {
             connection.link_mut().limit = limit.min(longest);
             work(connection)
         })

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{
-    AcquireOptions, CancelToken, Config, Error, ErrorKind, FencingToken, LockGuard, LockKeeper,
-    ObservedLock, Observer, Released, WaitOutcome,
+    AcquireOptions, CancelToken, Config, Error, ErrorKind, FencingToken, LeasePolicy, LockGuard,
+    LockKeeper, ObservedLock, Observer, Released, WaitOutcome,
 };
 use lockkeeper_testkit::{Fault, Proxy, StoreKind, TestServer, until};
 
@@ -60,6 +60,10 @@ pub(crate) fn cases() -> Vec<Case> {
         (
             "cancelled_attempts_leave_nothing",
             cancelled_attempts_leave_nothing,
+        ),
+        (
+            "cancelled_attempts_end_without_a_connection",
+            cancelled_attempts_end_without_a_connection,
         ),
         ("killed_sessions_are_lost_at_once", |kind| {
             let server = start(kind);
@@ -197,6 +201,33 @@ fn cancelled_attempts_leave_nothing(kind: StoreKind) {
         assert!(guard.is_some(), "{name} is left behind");
     }
     drop(keepers);
+    server.assert_clean();
+}
+
+/// The only connection holds a name of another ttl, and may be waited for longer than the limits of this test. A cancel ends
+/// that at any moment.
+fn cancelled_attempts_end_without_a_connection(kind: StoreKind) {
+    let server = start(kind);
+    let keeper = server.open("ttl=1h&pool_size=1&response_timeout=5m");
+    let held = keeper.lock("a").unwrap();
+    for delay in [0, 1, 10, 100, 400].map(Duration::from_millis) {
+        let cancel = CancelToken::new();
+        let options = AcquireOptions::new().wait_forever().cancel(&cancel);
+        let options = options.lease(LeasePolicy::Renewed {
+            ttl: Duration::from_secs(7_200),
+        });
+        thread::scope(|scope| {
+            let acquiring = scope.spawn(|| keeper.acquire("b", &options));
+            thread::sleep(delay);
+            let began = Instant::now();
+            cancel.cancel();
+            let error = acquiring.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+            assert!(began.elapsed() < WAIT_LIMIT);
+        });
+    }
+    assert_eq!(held.release().unwrap(), Released::Done);
+    drop(keeper);
     server.assert_clean();
 }
 

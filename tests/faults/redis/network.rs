@@ -1,7 +1,7 @@
 //! Lost messages whose outcome only Redis can tell.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockName, Mode, Released};
@@ -15,6 +15,7 @@ pub(super) const CASES: &[Case] = cases![
     messages_lost_while_scripts_are_new,
     lease_and_reply_of_its_release_lost,
     grant_without_a_reply_is_released,
+    cancelled_wait_ends_without_a_connection,
     dead_waiter_beside_pattern_subscriber,
     listener_stays_connected_in_silence,
 ];
@@ -152,6 +153,35 @@ fn grant_without_a_reply_is_released(kind: RedisKind) {
     }
     drop((other, rival, keeper));
     server.assert_clean();
+}
+
+/// To open a connection may take longer than the limits of this test.
+fn cancelled_wait_ends_without_a_connection(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let holder = open(&server.url(), "ttl=10m");
+    let held = holder.lock("a").unwrap();
+    // With a grace, a new connection asks the server for its start.
+    let keys = "connect_timeout=5m&restart_grace=1ms";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    let cancel = CancelToken::new();
+    let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
+    thread::scope(|scope| {
+        let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
+        until("it waits", || server.queue_length("a") == 1);
+        let before = proxy.counts().accepted;
+        proxy.set(Fault::Dark);
+        proxy.cut();
+        // One is the listener's.
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.accepted >= before + 2));
+        let began = Instant::now();
+        cancel.cancel();
+        let error = acquiring.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+        assert!(began.elapsed() < WAIT_LIMIT);
+    });
+    proxy.set(Fault::Pass);
+    drop((held, holder, keeper));
 }
 
 /// A client that subscribes to a pattern of all channels receives what is published to a dead waiter.

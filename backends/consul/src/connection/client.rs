@@ -13,7 +13,7 @@ use crate::options::ConsulOptions;
 
 /// The connections of a store.
 pub(crate) struct Client {
-    pub(crate) connector: Connector,
+    pub(crate) connector: Arc<Connector>,
     pool: Pool<Connection>,
     /// The connection of the thread that waits for entries of the namespace, since it waits all the time.
     watching: Pool<Connection>,
@@ -28,7 +28,7 @@ impl Client {
         options.check()?;
         let remote = &options.remote;
         Ok(Self {
-            connector: Connector::new(options)?,
+            connector: Arc::new(Connector::new(options)?),
             pool: Pool::new(remote.pool_size),
             watching: Pool::new(1),
             pool_size: remote.pool_size,
@@ -50,13 +50,13 @@ impl Client {
         request: Request<'_>,
         call: Call<'_>,
     ) -> Result<HttpReply, Failure> {
-        let Some(mut slot) = self.pool.checkout(self.left(call.deadline)) else {
+        let Some(mut slot) = self.pool.checkout(self.left(call.deadline), call.cancel) else {
             let advice = ", or hold and acquire fewer locks at the same time";
             return Err(self.pool.exhausted("", advice));
         };
         let agents = self.connector.learned.agents.all().len();
-        let connect = |left| self.connector.connect(left);
-        slot.run_on_members(agents, &*self.clock, call.deadline, connect, |it, left| {
+        let (clock, cancel, connect) = (&*self.clock, call.cancel, self.connect());
+        slot.run_on_members(agents, clock, call.deadline, cancel, connect, |it, left| {
             it.call(request, left.min(self.response_timeout), call.cancel)
         })
     }
@@ -74,11 +74,17 @@ impl Client {
             false if self.pool_size == 1 => return None,
             false => &self.pool,
         };
-        let (mut slot, _permit) = pool.checkout_to_wait(Duration::ZERO, || false)?;
-        let connect = |left| self.connector.connect(left);
-        Some(slot.run(&*self.clock, call.deadline, connect, |it, left| {
+        let (mut slot, _permit) = pool.checkout_to_wait(Duration::ZERO, None)?;
+        let (clock, cancel, connect) = (&*self.clock, call.cancel, self.connect());
+        Some(slot.run(clock, call.deadline, cancel, connect, |it, left| {
             it.call(request, left, call.cancel)
         }))
+    }
+
+    /// Returns what opens a connection.
+    fn connect(&self) -> impl Fn(Duration) -> Result<Connection, Error> + Clone + Send + use<> {
+        let connector = Arc::clone(&self.connector);
+        move |left| connector.connect(left)
     }
 
     /// Returns the time until a deadline.

@@ -16,7 +16,7 @@ use crate::wire::{Found, range};
 
 /// The connections of a provider.
 pub(crate) struct Client {
-    pub(crate) connector: Connector,
+    pub(crate) connector: Arc<Connector>,
     pool: Pool<Connection>,
     attempt: Duration,
     response_timeout: Duration,
@@ -36,7 +36,7 @@ impl Client {
         options.check()?;
         let remote = &options.remote;
         Ok(Self {
-            connector: Connector::new(options)?,
+            connector: Arc::new(Connector::new(options)?),
             pool: Pool::new(remote.pool_size),
             attempt: remote.attempt_time(),
             response_timeout: remote.response_timeout,
@@ -59,14 +59,16 @@ impl Client {
         cancel: Option<&CancelToken>,
     ) -> Result<Value, Failure> {
         let left = until.saturating_since(self.clock.now());
-        let Some(mut slot) = self.pool.checkout(left) else {
+        let Some(mut slot) = self.pool.checkout(left, cancel) else {
             let advice = ", or hold and acquire fewer locks at the same time";
             return Err(self.pool.exhausted("", advice));
         };
         // A member that has forgotten the login is asked again.
         let tries = self.connector.members().len().max(2);
-        let connect = |left| self.connector.connect(left);
-        slot.run_on_members(tries, &*self.clock, until, connect, |connection, left| {
+        let connector = Arc::clone(&self.connector);
+        let connect = move |left| connector.connect(left);
+        let clock = &*self.clock;
+        slot.run_on_members(tries, clock, until, cancel, connect, |connection, left| {
             connection.call(path, body, left.min(self.response_timeout), cancel)
         })
     }

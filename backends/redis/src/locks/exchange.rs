@@ -52,7 +52,7 @@ pub(super) fn run(
 ) {
     let slot = match sent {
         Some(sent) => Ok(sent),
-        None => node.checkout(until, calls.iter().all(|call| call.is_attempt())),
+        None => node.checkout(until, calls.iter().all(|call| call.is_attempt()), cancel),
     };
     let work = |connection: &mut Connection, limit| {
         let close = connection.closer();
@@ -70,7 +70,7 @@ pub(super) fn run(
             ran
         })
     };
-    let ran = slot.and_then(|slot| node.run_on(slot, until, work));
+    let ran = slot.and_then(|slot| node.run_on(slot, until, cancel, work));
     if let Err(failure) = ran {
         let unanswered = calls.iter_mut().filter(|call| call.is_unanswered());
         unanswered.for_each(|call| call.fail(failure.clone()));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LeaseVerifiers};
+use lockkeeper_core::{CancelToken, Clock, Error, ErrorKind, HostInstant, LeaseVerifiers};
 use lockkeeper_remote::{Counts, Endpoint, Failure, Pool, PooledConn, no_time};
 use redis::{ServerError, Value};
 
@@ -179,7 +179,7 @@ impl Node {
         until: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        self.run_on(self.checkout(until, false)?, until, work)
+        self.run_on(self.checkout(until, false, None)?, until, None, work)
     }
 
     /// Returns a slot of the pool; `is_spare` leaves the last one of several to others.
@@ -187,12 +187,13 @@ impl Node {
         &self,
         until: HostInstant,
         is_spare: bool,
+        cancel: Option<&CancelToken>,
     ) -> Result<PooledConn<Connection>, Failure> {
         let remote = &self.options.remote;
         let limit = self.left(until)?.min(remote.response_timeout);
         let slot = match is_spare {
-            true => self.pool.checkout_spare(limit),
-            false => self.pool.checkout(limit),
+            true => self.pool.checkout_spare(limit, cancel),
+            false => self.pool.checkout(limit, cancel),
         };
         let advice = ", or find what makes the server slow";
         slot.ok_or_else(|| self.pool.exhausted("", advice))
@@ -211,12 +212,14 @@ impl Node {
         &self,
         mut slot: PooledConn<Connection>,
         until: HostInstant,
+        cancel: Option<&CancelToken>,
         mut work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         self.left(until)?;
         let remote = &self.options.remote;
-        let connect = |limit| self.connector.connect(limit);
-        let ran = slot.run(&*self.clock, until, connect, |connection, limit| {
+        let connector = Arc::clone(&self.connector);
+        let connect = move |limit| connector.connect(limit);
+        let ran = slot.run(&*self.clock, until, cancel, connect, |connection, limit| {
             let result = work(connection, limit.min(remote.response_timeout));
             match &result {
                 Err(Failure::Closed(_)) => self.listener.note_replica(),
@@ -225,8 +228,10 @@ impl Node {
             }
             result
         });
+        // A cancel says nothing of the node.
         if let (Some(map), Err(failure)) = (&self.map, &ran)
             && !matches!(failure, Failure::Refused(_))
+            && !cancel.is_some_and(CancelToken::is_cancelled)
         {
             map.doubt(Some(&self.endpoint));
         }
