@@ -37,7 +37,7 @@ impl Admin for Locks {
         let is_released = self.release(&key, &held.mark, deadline)?;
         if is_released {
             // A cluster forwards the message to the listeners at all nodes.
-            let node = self.topology.owner(&key, deadline)?;
+            let node = self.topology.owner(&key, deadline, None)?;
             let mut publish = cmd("PUBLISH");
             publish.arg(&node.listener.ended_channel).arg(&key);
             // Without the message, the former holder learns of it at its next renewal.

@@ -13,7 +13,7 @@ mod subscription;
 
 use std::sync::Arc;
 
-use lockkeeper_core::{Error, HostInstant};
+use lockkeeper_core::{CancelToken, Error, HostInstant};
 use lockkeeper_remote::Endpoint;
 use parking_lot::Mutex;
 
@@ -56,10 +56,15 @@ impl Topology {
     }
 
     /// Returns the node that keeps a key: see [`SlotMap::owner`].
-    pub(crate) fn owner(&self, key: &str, until: HostInstant) -> Result<Arc<Node>, Error> {
+    pub(crate) fn owner(
+        &self,
+        key: &str,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Arc<Node>, Error> {
         match self {
             Self::OneServer(node) => Ok(Arc::clone(node)),
-            Self::Cluster(cluster) => cluster.node(&cluster.map.owner(slot(key), until)?),
+            Self::Cluster(cluster) => cluster.node(&cluster.map.owner(slot(key), until, cancel)?),
         }
     }
 

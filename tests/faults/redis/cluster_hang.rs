@@ -4,16 +4,17 @@ use std::thread;
 use std::time::Instant;
 
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, LockKeeper, Released};
-use lockkeeper_testkit::{RedisCluster, RedisKind, cases, until};
+use lockkeeper_testkit::{Fault, RedisCluster, RedisKind, cases, until};
 
 use super::Case;
-use super::cluster::{keys_at, start_without_replicas};
-use super::store::open;
-use crate::common::Told;
+use super::cluster::{KEY_OF_A, keys_at, start_without_replicas};
+use super::store::{open, waiting_at};
+use crate::common::{Told, WAIT_LIMIT};
 
 pub(super) const CASES: &[Case] = cases![
     cluster_node_that_hangs_delays_no_other,
     cluster_node_that_hangs_stops_no_acquisition_elsewhere,
+    cluster_wait_is_cancelled_while_no_node_replies,
 ];
 
 /// Locks names, and returns those that the node keeps, and the others.
@@ -91,4 +92,38 @@ fn cluster_node_that_hangs_stops_no_acquisition_elsewhere(kind: RedisKind) {
             assert_eq!(released.unwrap(), Released::Done);
         }
     });
+}
+
+/// The node of the name is gone, and the others do not say which node has its slot now. That may take longer than the limits
+/// of this test.
+fn cluster_wait_is_cancelled_while_no_node_replies(kind: RedisKind) {
+    let (cluster, owner) = start_without_replicas(kind);
+    let holder = open(&cluster.url(), "ttl=10m");
+    let held = holder.lock("a").unwrap();
+    let keeper = open(&cluster.url(), "connect_timeout=10m");
+    let cancel = CancelToken::new();
+    let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
+    thread::scope(|scope| {
+        let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
+        until("it waits", || {
+            waiting_at(cluster.server(owner), KEY_OF_A) == 1
+        });
+        let others = (0..RedisCluster::PRIMARIES).filter(|at| *at != owner);
+        let others: Vec<_> = others.map(|at| cluster.proxy(at)).collect();
+        let asked = || others.iter().map(|it| it.counts().accepted).sum::<u64>();
+        let before = asked();
+        others.iter().for_each(|it| it.set(Fault::Dark));
+        cluster.proxy(owner).refuse();
+        until("another node is asked", || asked() > before);
+        let began = Instant::now();
+        cancel.cancel();
+        let error = acquiring.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+        assert!(began.elapsed() < WAIT_LIMIT);
+    });
+    for at in 0..RedisCluster::PRIMARIES {
+        cluster.proxy(at).set(Fault::Pass);
+    }
+    cluster.proxy(owner).accept().unwrap();
+    drop((held, holder, keeper));
 }

@@ -189,7 +189,7 @@ impl Locks {
             });
         }
         for call in calls {
-            match self.topology.owner(&call.key, call.deadline) {
+            match self.topology.owner(&call.key, call.deadline, None) {
                 Ok(node) => add(&mut groups, node, Way::Owner, call),
                 Err(error) => call.fail(Failure::NotSent(error)),
             }
@@ -249,7 +249,7 @@ impl Locks {
         if let (Some(next), Way::Owner, false) = (call.next.take(), way, call.is_attempt()) {
             return Some((self.topology.node_at(&next).ok()?, Way::Next));
         }
-        let owner = self.topology.owner(&call.key, call.deadline).ok()?;
+        let owner = self.topology.owner(&call.key, call.deadline, None).ok()?;
         (owner.endpoint != tried.endpoint || way == Way::Next).then_some((owner, Way::Owner))
     }
 }

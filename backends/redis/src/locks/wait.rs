@@ -25,14 +25,15 @@ impl Locks {
     pub(crate) fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Acquired, Error> {
         let (until, of_permits) = (request.end(), request.mode().is_permit());
         let key = self.keys.lock(request.name().as_str(), of_permits);
-        let mut node = self.topology.owner(&key, until)?;
+        let cancel = request.cancel();
+        let mut node = self.topology.owner(&key, until, cancel)?;
         for _ in 1..MAX_NODES {
             let error = match self.acquire_at(&node, &key, request) {
                 Err(failure) => failure.into_error(),
                 Ok(acquired) => return Ok(acquired),
             };
             let may_go_on = error.kind() == ErrorKind::Unavailable;
-            let owner = may_go_on.then(|| self.topology.owner(&key, until));
+            let owner = may_go_on.then(|| self.topology.owner(&key, until, cancel));
             match owner {
                 Some(Ok(owner)) if owner.endpoint != node.endpoint => node = owner,
                 _ => return Err(error),
@@ -156,7 +157,7 @@ fn repeat_attempt<'a>(
         };
         let may_be_queued = was_busy || call.may_be_granted();
         // On another node the waiter has no position yet.
-        let is_over = !may_be_queued || node.has_lost(&call.key, request.end());
+        let is_over = !may_be_queued || node.has_lost(&call.key, request.end(), request.cancel());
         if is_over || !request.retry(failure.error()) {
             return Err(failure);
         }

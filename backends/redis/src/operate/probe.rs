@@ -21,7 +21,7 @@ impl Locks {
         let mut replied = false;
         for node in self.topology.nodes(until)? {
             // A primary of so few slots that it has no bucket keeps no lock.
-            let Some(key) = keys.iter().find(|key| !node.has_lost(key, until)) else {
+            let Some(key) = keys.iter().find(|key| !node.has_lost(key, until, None)) else {
                 continue;
             };
             let probed = self.probe_at(&node, key, until);

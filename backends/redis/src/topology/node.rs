@@ -88,12 +88,18 @@ impl Node {
         }))
     }
 
-    /// Returns whether another node of the cluster owns the slot of a key by now, as far as that can be asked `until` then.
-    pub(crate) fn has_lost(&self, key: &str, until: HostInstant) -> bool {
+    /// Returns whether another node of the cluster owns the slot of a key by now, as far as that can be asked `until` then or
+    /// a cancel.
+    pub(crate) fn has_lost(
+        &self,
+        key: &str,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> bool {
         let until = until.min(self.clock.now() + self.options.remote.connect_timeout);
         let is_own = |owner: Endpoint| owner == self.endpoint;
         let map = self.map.as_ref();
-        map.is_some_and(|map| !map.owner(slot(key), until).is_ok_and(is_own))
+        map.is_some_and(|map| !map.owner(slot(key), until, cancel).is_ok_and(is_own))
     }
 
     /// Returns a reply to a request for one key that is no error.

@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
-use lockkeeper_remote::{Counts, Endpoint, Failure, senseless};
+use lockkeeper_core::{CancelToken, Clock, Error, ErrorKind, HostInstant};
+use lockkeeper_remote::{Counts, Endpoint, Failure, Pool, connect_until_cancelled, senseless};
 use parking_lot::Mutex;
 use redis::{Value, cmd};
 
@@ -27,8 +27,8 @@ pub(crate) struct SlotMap {
     /// What is asked for the map is not asked of the store.
     counts: Arc<Counts>,
     known: Mutex<Known>,
-    /// Locked by the thread that asks; the others wait for its answer.
-    asks: Mutex<()>,
+    /// The one slot is taken by the thread that asks; the others wait for its answer.
+    asks: Pool<()>,
 }
 
 #[derive(Default)]
@@ -59,18 +59,23 @@ impl SlotMap {
             clock,
             counts: Arc::default(),
             known: Mutex::default(),
-            asks: Mutex::default(),
+            asks: Pool::new(1),
         }
     }
 
     /// Returns the node that owns a slot. If the owner by the last known map has failed, a map that is in doubt is
-    /// asked for first, until `until`. Where no node answers, the last known one serves. So nodes that hang delay no
+    /// asked for first, until `until` or a cancel. Where no node answers, the last known one serves. So nodes that hang delay no
     /// request to the others: an owner that has changed meanwhile says so itself.
-    pub(crate) fn owner(&self, slot: u16, until: HostInstant) -> Result<Endpoint, Error> {
+    pub(crate) fn owner(
+        self: &Arc<Self>,
+        slot: u16,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Endpoint, Error> {
         if let Some(owner) = self.known_owner(slot) {
             return Ok(owner);
         }
-        let asked = self.ask_if_in_doubt(until);
+        let asked = self.ask_if_in_doubt(until, cancel);
         let mut known = self.known.lock();
         if let Some(owner) = known.answer.owner(slot) {
             return Ok(owner.clone());
@@ -100,9 +105,12 @@ impl SlotMap {
     }
 
     /// Returns the nodes that own slots by a new answer, each with the number of its replicas.
-    pub(crate) fn primaries(&self, until: HostInstant) -> Result<Vec<(Endpoint, usize)>, Error> {
+    pub(crate) fn primaries(
+        self: &Arc<Self>,
+        until: HostInstant,
+    ) -> Result<Vec<(Endpoint, usize)>, Error> {
         self.doubt(None);
-        self.ask_if_in_doubt(until)?;
+        self.ask_if_in_doubt(until, None)?;
         let known = self.known.lock();
         let of_slots = |at| known.answer.owners.contains(&Some(at));
         let nodes = known.answer.nodes.iter().zip(&known.answer.replicas);
@@ -158,14 +166,18 @@ impl SlotMap {
         self.known.lock().moves.insert(slot, next);
     }
 
-    fn ask_if_in_doubt(&self, until: HostInstant) -> Result<(), Error> {
+    fn ask_if_in_doubt(
+        self: &Arc<Self>,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Result<(), Error> {
         let is_in_doubt = |known: &Known| known.answered != Some(known.doubts);
         if !is_in_doubt(&self.known.lock()) {
             return Ok(());
         }
         let left = until.saturating_since(self.clock.now());
         let left = left.min(self.options.remote.connect_timeout);
-        let Some(_asks) = self.asks.try_lock_for(left) else {
+        let Some(asks) = self.asks.checkout(left, cancel) else {
             let text = "no node of the cluster has replied yet with its map of the slots; see whether the nodes run";
             return Err(Error::new(ErrorKind::Unavailable, text));
         };
@@ -177,7 +189,12 @@ impl SlotMap {
             known.first = known.first.wrapping_add(1);
             (self.candidates(&known), known.doubts)
         };
-        let answer = self.ask_any(&nodes, left)?;
+        let map = Arc::clone(self);
+        let ask = move || {
+            let answer = map.ask_any(&nodes, left);
+            answer.map(|answer| (answer, asks))
+        };
+        let (answer, _asks) = connect_until_cancelled(left, cancel, ask)?;
         let mut known = self.known.lock();
         known.answer = answer;
         known.moves.clear();
@@ -263,10 +280,10 @@ mod tests {
         hung.set_nonblocking(true).unwrap();
         let port = hung.local_addr().unwrap().port();
         let [hung_node, other] = [port, 1].map(|port| Endpoint::tcp("127.0.0.1", port));
-        let map = SlotMap::new(
+        let map = Arc::new(SlotMap::new(
             &RedisOptions::cluster("127.0.0.1", port).connect_timeout(Duration::from_millis(100)),
             Arc::new(SystemClock),
-        );
+        ));
         {
             let mut known = map.known.lock();
             known.answer.owners = vec![None; usize::from(SLOTS)];
@@ -276,9 +293,9 @@ mod tests {
         map.learn(2, other.clone());
         map.doubt(Some(&hung_node));
         let until = SystemClock.now() + Duration::from_secs(60);
-        assert_eq!(map.owner(2, until).unwrap(), other);
+        assert_eq!(map.owner(2, until, None).unwrap(), other);
         assert!(hung.accept().is_err(), "it is not asked for that");
-        assert_eq!(map.owner(1, until).unwrap(), hung_node);
+        assert_eq!(map.owner(1, until, None).unwrap(), hung_node);
         assert!(hung.accept().is_ok());
     }
 
