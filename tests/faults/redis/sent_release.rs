@@ -30,6 +30,7 @@ pub(super) const CASES: &[Case] = cases![
     sent_release_waits_for_no_replica,
     sent_release_needs_an_idle_connection,
     sent_release_follows_its_slot,
+    sent_release_goes_to_a_node_that_has_failed_once,
 ];
 
 /// Sends the release of a lease, and returns the operation that reads its reply.
@@ -264,4 +265,21 @@ fn sent_release_follows_its_slot(kind: RedisKind) {
     assert!(!is_sent(&provider, &mut granted));
     release_all(&provider, [granted]);
     assert!(keys_at(&cluster, next).is_empty());
+}
+
+/// The node has replied since then.
+fn sent_release_goes_to_a_node_that_has_failed_once(kind: RedisKind) {
+    let (cluster, owner) = start_without_replicas(kind);
+    let addr = cluster.proxy(owner).addr();
+    let options = RedisOptions::cluster(addr.ip().to_string(), addr.port());
+    let options = options.response_timeout(Duration::from_secs(5));
+    let provider = RedisProvider::open(&options, "default").unwrap();
+    let [mut lease] = acquire(&provider, ["a"]);
+    cluster
+        .proxy(owner)
+        .once("EVALSHA", Fault::CutReplyAfter(0));
+    // It is repeated.
+    assert_eq!(run(&provider, vec![renew(&mut lease)]).0, [Renewed]);
+    let collect = send(&provider, &mut lease);
+    assert_eq!(run(&provider, vec![collect]).0, [Released]);
 }

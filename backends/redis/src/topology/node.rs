@@ -229,7 +229,10 @@ impl Node {
             let result = work(connection, limit.min(remote.response_timeout));
             match &result {
                 Err(Failure::Closed(_)) => self.listener.note_replica(),
-                Ok(_) if std::mem::take(&mut connection.is_new) => self.listener.note_primary(),
+                Ok(_) if std::mem::take(&mut connection.is_new) => {
+                    self.listener.note_primary();
+                    self.map.iter().for_each(|map| map.trust(&self.endpoint));
+                }
                 _ => {}
             }
             result

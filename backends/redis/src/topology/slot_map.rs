@@ -39,7 +39,8 @@ struct Known {
     /// How often there was a reason to doubt the map, and how often when it was asked for last.
     doubts: u64,
     answered: Option<u64>,
-    /// The nodes that have failed, the last one at the end. They are asked last, in this order.
+    /// The nodes that have failed, and have served no new connection since; the last one at the end. They are asked last, in
+    /// this order.
     suspects: Vec<Endpoint>,
     /// The number of the node that is asked first. A node that lags behind is not the first one twice.
     first: usize,
@@ -149,6 +150,11 @@ impl SlotMap {
             known.suspects.retain(|it| it != suspect);
             known.suspects.push(suspect.clone());
         }
+    }
+
+    /// Notes that a node serves requests, so that it counts as failed no more.
+    pub(crate) fn trust(&self, node: &Endpoint) {
+        self.known.lock().suspects.retain(|it| it != node);
     }
 
     /// Notes the owner of a slot, as the former one says.
