@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::{
     AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released, WaitOutcome,
 };
-use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer, cases, until};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, cases, until};
 
 use super::Case;
 use super::store::{keys_left, listening, open, start, start_waiter};
@@ -18,6 +18,7 @@ pub(super) const CASES: &[Case] = cases![
     keeper_leaves_demoted_primary,
     fail_over_while_waiting,
     grants_need_replicas,
+    wait_for_replicas_ends_by_the_deadline,
     refused_wait_command_releases,
     fail_over_before_replicas_acknowledge,
     grant_of_a_demoted_primary_is_unknown,
@@ -129,6 +130,27 @@ fn grants_need_replicas(kind: RedisKind) {
     let rival = open(&primary.url(), "");
     let released = rival.try_lock_for("a", WAIT_LIMIT).unwrap();
     drop(released.expect("it was released"));
+}
+
+/// The grant comes late, and then the wait for the replicas and the release would take longer than there is time.
+fn wait_for_replicas_ends_by_the_deadline(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keeper = open(&server.url_via(proxy.addr()), "replicas=1&outage=fail");
+    proxy.set(Fault::DelayReplies(Duration::from_millis(60)));
+    let wait = Duration::from_millis(50);
+    // On a busy machine, each thread may be late.
+    until("an acquisition returns in time", || {
+        let began = Instant::now();
+        let error = keeper.try_lock_for("a", wait).unwrap_err();
+        let kinds = [ErrorKind::Unavailable, ErrorKind::Unknown];
+        assert!(kinds.contains(&error.kind()), "{error:?}");
+        began.elapsed() < wait + Duration::from_millis(100)
+    });
+    proxy.set(Fault::Pass);
+    until("no key is left", || keys_left(&server).is_empty());
+    drop(keeper);
+    server.assert_clean();
 }
 
 fn refused_wait_command_releases(kind: RedisKind) {

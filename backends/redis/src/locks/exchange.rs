@@ -168,7 +168,8 @@ fn await_replicas(
     if !calls.iter().any(|call| call.is_unacknowledged()) {
         return Ok(());
     }
-    let refusal = match acknowledged(node, connection, began, limit) {
+    let left = || limit.saturating_sub(node.clock.now().saturating_since(began));
+    let refusal = match acknowledged(node, connection, left()) {
         Ok(true) => return Ok(()),
         Ok(false) => None,
         Err(Failure::Refused(error)) => Some(error),
@@ -187,7 +188,7 @@ fn await_replicas(
         .for_each(|call| call.fail(refusal("renewal")));
     let mut releases: Vec<_> = granted.iter().map(|call| call.give_back()).collect();
     let mut asked: Vec<_> = releases.iter_mut().collect();
-    let given_back = exchange(node, connection, &mut asked, Way::Owner, limit);
+    let given_back = exchange(node, connection, &mut asked, Way::Owner, left());
     let released = releases
         .into_iter()
         .map(|release| match (release.state, &given_back) {
@@ -205,20 +206,17 @@ fn await_replicas(
     given_back
 }
 
-/// Waits for the replicas, on the connection that wrote.
+/// Waits for the replicas within `limit`, on the connection that wrote.
 fn acknowledged(
     node: &Node,
     connection: &mut Connection,
-    began: HostInstant,
     limit: Duration,
 ) -> Result<bool, Failure> {
     let wanted = node.options.replicas;
-    let limit = limit.saturating_sub(node.clock.now().saturating_since(began));
     // Zero would be an endless wait. A quarter of the time is left for the reply's way.
     let longest = (limit.saturating_sub(TICK) * 3 / 4).max(Duration::from_millis(1));
     let mut wait = cmd("WAIT");
     wait.arg(wanted).arg(longest.as_millis());
-    let limit = limit.max(longest + 2 * TICK);
     let came = connection.run(&wait, limit)?;
     Ok(matches!(came, Value::Int(came) if came >= i64::from(wanted)))
 }
