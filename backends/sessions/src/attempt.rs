@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, CancelToken, Grant, HostInstant};
-use lockkeeper_remote::{Failure, PooledConn, unknown};
+use lockkeeper_remote::{Failure, PooledConn, until_cancelled};
 
 use crate::connection::SessionConnection;
 use crate::lease::SessionLease;
@@ -27,15 +27,9 @@ pub(crate) fn cancellable<C: SessionConnection, T>(
     cancel: Option<&CancelToken>,
     work: impl FnOnce(&mut C) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let registered = cancel.map(|cancel| cancel.on_cancel(connection.canceller()));
-    let result = work(connection);
-    // From here on, a cancel in another thread must not close the connection, since other names may use it. It has
-    // closed the connection by now, or it never will.
-    drop(registered);
-    match cancel.is_some_and(CancelToken::is_cancelled) {
-        true => Err(unknown("the call was cancelled")),
-        false => result,
-    }
+    // After the work, a cancel in another thread must not close the connection, since other names may use it.
+    let close = connection.canceller();
+    until_cancelled(cancel, Some(close), || work(connection))
 }
 
 impl<C: SessionConnection> SessionStore<C> {
