@@ -180,6 +180,9 @@ impl RedisOptions {
     /// without an end, can block such a connection and fill the program's memory. Connections by an address have
     /// one deadline for the whole reply, which may have at most 16 MiB.
     ///
+    /// A cancel does not end a request on such a connection. If the server does not reply, a cancelled acquisition
+    /// returns after the response timeout.
+    ///
     /// ```no_run
     /// use lockkeeper_redis::{RedisOptions, RedisProvider};
     ///
