@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::sync::run_caught;
 
 use super::backoff::Limits;
-use super::hold::acquired::UnreleasedGuard;
+use super::hold::acquired::{ReleaseNews, UnreleasedGuard};
 use super::hold::lease::Unwanted;
 use super::key::Key;
 use super::release::RELEASE_LIMIT;
@@ -144,7 +144,7 @@ impl Engine {
             Some(holder) => {
                 self.finish_return(release.part);
                 // An error: the holder has stopped to wait, and has reported that.
-                let _ = holder.send(answer);
+                let _ = holder.send(ReleaseNews::Ended(answer));
             }
             // A thread that sends requests, for other names too, must not run the observer's code.
             None if self.capabilities.batch() > 1 && self.notifier.is_observed() => {
@@ -218,14 +218,20 @@ impl Engine {
         let (part, is_sent) = (release.part, release.is_sent);
         // No thread of this process requests the name until the release is finished.
         let keeps = |it: &&UnreleasedGuard| it.ending.keeps_name;
-        let hold = release.guard.as_deref().filter(keeps);
+        let guard = release.guard.as_deref();
+        let hold = guard.filter(keeps);
         let hold = hold.map(|guard| Arc::clone(&guard.acquired.hold));
-        let fail = |cause: &Error| {
+        let holder = guard.and_then(|guard| guard.holder.clone());
+        let fail = |cause: &Error, lost_reply: Option<&Error>| {
             if let Some(hold) = &hold {
                 self.queue.fail(hold.key(), cause);
             }
             if is_sent {
                 self.fail_held(part, cause);
+            }
+            if let Some(holder) = holder.as_ref().filter(|_| lost_reply.is_none()) {
+                // An error: the holder has stopped to wait.
+                let _ = holder.send(ReleaseNews::NotSent(cause.clone()));
             }
         };
         let limits = Limits {
@@ -240,7 +246,7 @@ impl Engine {
             retry.ride_out(health);
         }
         if let Some((_, cause)) = health.outage() {
-            fail(&cause);
+            fail(&cause, retry.lost_reply());
         }
         let mut paused = retry.before_first();
         let answer = loop {
@@ -262,7 +268,7 @@ impl Engine {
                 }
             };
             if error.kind() == ErrorKind::Unavailable {
-                fail(&error);
+                fail(&error, retry.lost_reply());
             }
             request = LeaseRequest::release(lease, release.until);
             paused = retry.after(&error, None);

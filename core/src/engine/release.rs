@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
 use crate::sync::run_caught;
 
-use super::hold::acquired::{Acquired, Ending, UnreleasedGuard};
+use super::hold::acquired::{Acquired, Ending, ReleaseNews, UnreleasedGuard};
 use super::hold::lease::Ended;
 use super::hold::{Callbacks, Hold, HoldState};
 use super::key::Key;
@@ -33,11 +33,16 @@ pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 struct LeftRelease<'a> {
     acquired: &'a Acquired,
     ending: Ending,
-    answer: Receiver<Result<Released, Error>>,
+    news: Receiver<ReleaseNews>,
     /// When the holder stops to wait for the answer.
     until: HostInstant,
-    /// The error that the holder gets then.
-    error: Error,
+    /// The same if the release has not reached the store.
+    until_if_not_sent: HostInstant,
+    /// The error that the holder gets then. `None` if a renewal has the lease.
+    error: Option<Error>,
+    /// Whether it is that of the first request. If the lock is gone when it is repeated, that request may be the cause: a
+    /// store can end the session on which it failed.
+    is_first: bool,
 }
 
 impl Engine {
@@ -52,7 +57,7 @@ impl Engine {
         let reply = ended.lease.map(|lease| self.ask(request(lease)));
         let guard = (acquired, ending, ended.callbacks);
         let answer = self.conclude_with(guard, reply, now);
-        answer.unwrap_or_else(|left| self.wait_for_release(&left))
+        answer.unwrap_or_else(|left| self.wait_for_release(left))
     }
 
     /// Ends guards of one acquisition whose holder waits for the store's answers: leases that no thread of this process
@@ -90,7 +95,7 @@ impl Engine {
         let conclude = |(guard, reply)| self.conclude_with(guard, reply, now);
         let answers: Vec<_> = ended.into_iter().map(conclude).collect();
         let answers = answers.into_iter();
-        let answers = answers.map(|it| it.unwrap_or_else(|left| self.wait_for_release(&left)));
+        let answers = answers.map(|it| it.unwrap_or_else(|left| self.wait_for_release(left)));
         answers.collect()
     }
 
@@ -122,19 +127,22 @@ impl Engine {
             None => {}
         }
         let deadline = release_deadline(&acquired.hold, began);
+        let until_if_not_sent = deadline.min(began + ATTEMPT_LIMIT);
         let until = match unanswered {
-            Some(_) => deadline.min(began + ATTEMPT_LIMIT),
+            Some(_) => until_if_not_sent,
             None => deadline,
         };
-        let (holder, answer) = channel();
+        let (holder, news) = channel();
         let guard = Box::new(UnreleasedGuard {
             acquired: acquired.clone(),
             ending,
             holder: Some(holder),
         });
-        let (lease, error) = unanswered.unzip();
+        let (lease, mut error) = unanswered.unzip();
+        let is_first = error.is_some();
         match under_way {
             Some(entry) => {
+                error = Some(not_answered());
                 let release = self.begin_release(guard);
                 self.leave(&entry, Settlement::Release(release));
             }
@@ -144,27 +152,41 @@ impl Engine {
         Err(Box::new(LeftRelease {
             acquired,
             ending,
-            answer,
+            news,
             until,
-            error: error.unwrap_or_else(not_answered),
+            until_if_not_sent,
+            error,
+            is_first,
         }))
     }
 
     /// Waits for the answer to a release with which the keeper's threads go on, and reports the guard's end.
-    fn wait_for_release(&self, left: &LeftRelease<'_>) -> Result<Released, Error> {
+    fn wait_for_release(&self, left: Box<LeftRelease<'_>>) -> Result<Released, Error> {
+        let mut left = *left;
         let answer = loop {
             let wait = left.until.saturating_since(self.clock.now());
-            if wait.is_zero() {
-                break left.answer.try_recv().ok();
-            }
-            // A channel's time-out does not advance while the host is suspended.
-            match left.answer.recv_timeout(wait.min(MAX_SLEEP)) {
-                Ok(answer) => break Some(answer),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break None,
+            let news = match wait.is_zero() {
+                true => left.news.try_recv().ok(),
+                // A channel's time-out does not advance while the host is suspended.
+                false => match left.news.recv_timeout(wait.min(MAX_SLEEP)) {
+                    Ok(news) => Some(news),
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => None,
+                },
+            };
+            match news {
+                Some(ReleaseNews::Ended(Ok(Released::AlreadyLost))) if left.is_first => {
+                    break Err(left.error.unwrap_or_else(not_answered));
+                }
+                Some(ReleaseNews::Ended(answer)) => break answer,
+                Some(ReleaseNews::NotSent(cause)) if left.error.is_none() => {
+                    left.until = left.until_if_not_sent;
+                    left.error = Some(cause);
+                }
+                Some(ReleaseNews::NotSent(_)) => {}
+                None => break Err(left.error.unwrap_or_else(not_answered)),
             }
         };
-        let answer = answer.unwrap_or_else(|| Err(left.error.clone()));
         self.report_end(left.acquired, left.ending, answer)
     }
 

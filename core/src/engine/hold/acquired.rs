@@ -27,8 +27,15 @@ pub(crate) struct Acquired {
 pub(crate) struct UnreleasedGuard {
     pub(crate) acquired: Acquired,
     pub(crate) ending: Ending,
-    /// Receives the answer, if the guard was not dropped: its holder reports the end.
-    pub(crate) holder: Option<Sender<Result<Released, Error>>>,
+    /// Receives the news, if the guard was not dropped: its holder reports the end.
+    pub(crate) holder: Option<Sender<ReleaseNews>>,
+}
+
+/// What the holder of a guard learns of its release.
+pub(crate) enum ReleaseNews {
+    /// It has not reached the store for this reason, and is repeated.
+    NotSent(Error),
+    Ended(Result<Released, Error>),
 }
 
 /// How a guard ended.
