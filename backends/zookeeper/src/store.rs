@@ -244,11 +244,8 @@ impl RegisterStore for ZooKeeperStore {
         let mut ended = Vec::new();
         let mut sessions: Vec<_> = read.check.iter().map(|session| (*session, false)).collect();
         for (session, ttl) in read.keep {
-            let node = self.paths.session(session);
-            match self
-                .sessions
-                .keep(session, &node, *ttl, self.link.left(call.deadline))?
-            {
+            let (node, left) = (self.paths.session(session), self.link.left(call.deadline));
+            match self.sessions.keep(session, node, *ttl, left, call.cancel)? {
                 true => sessions.push((*session, true)),
                 false => ended.push((*session).to_owned()),
             }
@@ -264,7 +261,7 @@ impl RegisterStore for ZooKeeperStore {
 
     fn open_session(&self, ttl: Duration, call: Call<'_>) -> Result<SessionId, Error> {
         let left = || self.link.left(call.deadline);
-        let mut opened = self.sessions.open(&self.paths, ttl, left());
+        let mut opened = self.sessions.open(&self.paths, ttl, left(), call.cancel);
         // The namespace may have been wiped.
         if let Err(error) = &opened
             && error.kind() == ErrorKind::Unavailable
@@ -272,7 +269,7 @@ impl RegisterStore for ZooKeeperStore {
             && !left().is_zero()
         {
             self.make_folders(call)?;
-            opened = self.sessions.open(&self.paths, ttl, left());
+            opened = self.sessions.open(&self.paths, ttl, left(), call.cancel);
         }
         let session = opened?;
         // A notice of its end comes from now on.
@@ -285,7 +282,7 @@ impl RegisterStore for ZooKeeperStore {
 
     fn end_sessions(&self, sessions: &[&str], call: Call<'_>) -> Result<(), Error> {
         let left = || self.link.left(call.deadline);
-        let is_open = |session: &&&str| !self.sessions.end(session, left());
+        let is_open = |session: &&&str| !self.sessions.end(session, left(), call.cancel);
         let open: Vec<_> = sessions.iter().filter(is_open).collect();
         let nodes = open.iter().map(|session| self.paths.session(session));
         let requests: Vec<_> = nodes.map(|node| Request::delete(&node, -1)).collect();

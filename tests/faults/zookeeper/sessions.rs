@@ -1,18 +1,22 @@
 //! Sessions that end, and nodes that are made anew.
 
-use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockKeeper, Released, WaitOutcome};
 use lockkeeper_testkit::{
     Fault, Proxy, TestServer, ZooKeeperKind, ZooKeeperOptions, ZooKeeperServer, cases, until,
 };
 
 use super::Case;
-use crate::common::{WAIT_LIMIT, opened};
+use crate::common::{Keepers as _, WAIT_LIMIT, opened};
 
 pub(super) const CASES: &[Case] = cases![
     session_that_ended_loses_all_its_leases_at_once,
     time_outs_that_the_server_changes_are_errors,
     server_without_its_data_is_followed,
     lost_replies_leave_no_session_and_no_lock,
+    cancelled_waits_end_without_a_connection,
     names_used_once_leave_nothing,
 ];
 
@@ -93,6 +97,54 @@ fn lost_replies_leave_no_session_and_no_lock(kind: ZooKeeperKind) {
             server.leftovers().unwrap().is_empty() && sessions(&server) == 0
         });
     }
+}
+
+/// To open a connection may take longer than the limits of this test.
+fn cancelled_waits_end_without_a_connection(kind: ZooKeeperKind) {
+    let server = start(kind, "");
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let holder = open(&server, "ttl=10m");
+    let held = holder.lock("a").unwrap();
+    let keys = "ttl=10m&connect_timeout=5m&response_timeout=5m";
+    let keeper = opened(&format!("zookeeper://{}/?{keys}", proxy.addr()));
+    let cancelled_after = |fault: &dyn Fn()| {
+        let cancel = CancelToken::new();
+        let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
+        thread::scope(|scope| {
+            let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
+            fault();
+            let began = Instant::now();
+            cancel.cancel();
+            let error = acquiring.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+            assert!(began.elapsed() < WAIT_LIMIT);
+        });
+        proxy.set(Fault::Pass);
+        until("its place is gone", || server.queue_length("a") == 0);
+    };
+    // The attempt has a session then, and the place in the queue opens another one. Only a greeting for a new session has so
+    // many zeros, as its password. Without an answer, a connect is repeated after 500 ms, then 1 s, and so on.
+    assert!(keeper.try_lock("a").unwrap().is_none());
+    (0..9).for_each(|_| proxy.once([0; 16], Fault::DropRequests));
+    cancelled_after(&|| {
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_requests > 0));
+        proxy.set(Fault::Dark);
+    });
+    // A waiter reads the entry after the cut. If its session was not kept for 500 ms, it keeps that first.
+    for delay in [0, 700].map(Duration::from_millis) {
+        cancelled_after(&|| {
+            until("it waits", || server.queue_length("a") == 1);
+            thread::sleep(delay);
+            let before = proxy.counts().accepted;
+            proxy.set(Fault::Dark);
+            proxy.cut();
+            assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.accepted >= before + 2));
+        });
+    }
+    assert_eq!(held.release().unwrap(), Released::Done);
+    assert_eq!(keeper.lock("a").unwrap().release().unwrap(), Released::Done);
+    drop((holder, keeper));
+    server.assert_clean();
 }
 
 fn names_used_once_leave_nothing(kind: ZooKeeperKind) {

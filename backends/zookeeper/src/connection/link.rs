@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, Clock, Error, HostInstant};
 use lockkeeper_register::Call;
-use lockkeeper_remote::{Failure, no_time, senseless};
-use parking_lot::Mutex;
+use lockkeeper_remote::{Failure, Pool, no_time, senseless};
 
 use super::Notices;
 use super::channel::Channel;
@@ -24,7 +23,23 @@ pub(crate) struct Link {
     pub(crate) clock: Arc<dyn Clock>,
     /// How long the session of the connection lives after the process has gone, if the server allows that.
     session: Duration,
-    channel: Mutex<Option<Arc<Channel>>>,
+    /// One channel. After a cancel, a thread goes on to open it.
+    current: Pool<Current>,
+}
+
+/// The channel of new requests. Dropping it ends its session.
+struct Current(Arc<Channel>);
+
+impl lockkeeper_remote::Connection for Current {
+    fn is_quiet(&mut self, _: Duration) -> bool {
+        self.0.is_fit()
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 impl Link {
@@ -39,7 +54,7 @@ impl Link {
             notices,
             clock,
             session,
-            channel: Mutex::new(None),
+            current: Pool::new(1),
         }
     }
 
@@ -60,7 +75,7 @@ impl Link {
         let mut untried = self.connector.members().len() + 1;
         let mut unanswered = None;
         loop {
-            let channel = match (self.channel(call.deadline), unanswered) {
+            let channel = match (self.channel(call), unanswered) {
                 (Ok(channel), _) => channel,
                 (Err(_), Some(unanswered)) => return Err(unanswered),
                 (Err(failure), None) => return Err(failure),
@@ -92,37 +107,27 @@ impl Link {
         }
     }
 
-    fn channel(&self, deadline: HostInstant) -> Result<Arc<Channel>, Failure> {
-        let Some(mut channel) = self.channel.try_lock_for(self.left(deadline)) else {
-            return Err(no_time());
-        };
-        if let Some(current) = &*channel
-            && current.is_fit()
-        {
-            return Ok(Arc::clone(current));
-        }
-        *channel = None;
-        let left = self.left(deadline);
-        if left.is_zero() {
-            return Err(no_time());
-        }
-        let opened = self.open(left).map_err(Failure::NotSent)?;
-        *channel = Some(Arc::clone(&opened));
-        Ok(opened)
-    }
-
-    fn open(&self, left: Duration) -> Result<Arc<Channel>, Error> {
-        let opened = self.connector.connect(None, self.session, left)?;
-        let (connection, session) = opened.ok_or_else(senseless)?;
-        let limit = self.connector.response_timeout;
-        Channel::start(connection, session.timeout, limit, &self.notices)
+    fn channel(&self, call: Call<'_>) -> Result<Arc<Channel>, Failure> {
+        let Call { deadline, cancel } = call;
+        let slot = self.current.checkout(self.left(deadline), cancel);
+        let mut slot = slot.ok_or_else(no_time)?;
+        let (connector, notices) = (Arc::clone(&self.connector), Arc::clone(&self.notices));
+        let session = self.session;
+        let open = move |left| open(&connector, &notices, session, left);
+        slot.run(&*self.clock, deadline, cancel, open, |current, _| {
+            Ok(Arc::clone(&current.0))
+        })
     }
 }
 
-impl Drop for Link {
-    fn drop(&mut self) {
-        if let Some(channel) = self.channel.get_mut() {
-            channel.end();
-        }
-    }
+fn open(
+    connector: &Connector,
+    notices: &Arc<Notices>,
+    session: Duration,
+    left: Duration,
+) -> Result<Current, Error> {
+    let opened = connector.connect(None, session, left)?;
+    let (connection, session) = opened.ok_or_else(senseless)?;
+    let limit = connector.response_timeout;
+    Channel::start(connection, session.timeout, limit, notices).map(Current)
 }

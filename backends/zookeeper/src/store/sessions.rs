@@ -12,15 +12,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{CancelToken, Error, ErrorKind};
 use lockkeeper_register::SessionId;
-use lockkeeper_remote::{Failure, host_name, no_time, nothing_granted, senseless};
+use lockkeeper_remote::{
+    Failure, Pool, cancelled, connect_until_cancelled, host_name, no_time, nothing_granted,
+    senseless,
+};
 use parking_lot::Mutex;
 
 use crate::connection::Connection;
 use crate::connection::connector::{Connector, Session};
 use crate::wire::paths::Paths;
 use crate::wire::{Code, Request};
+
+/// How many sessions are opened at a time. After a cancel, each keeps a thread.
+const MOST_OPENING: u32 = 16;
 
 /// A session, and the connection on which it was kept last.
 struct Kept {
@@ -29,17 +35,12 @@ struct Kept {
     at: Instant,
 }
 
-impl Kept {
-    /// Returns whether the server has ended the session, since nobody has kept it for so long.
-    fn is_over(&self) -> bool {
-        self.at.elapsed() > 2 * self.session.timeout
-    }
-}
-
-/// The open sessions of a provider.
+/// The open sessions of a provider. After a cancel, a thread finishes what it does with a session.
 pub(super) struct Sessions {
     connector: Arc<Connector>,
-    open: Mutex<HashMap<SessionId, Arc<Mutex<Kept>>>>,
+    /// One thread at a time uses a session: two connections of one session would end each other.
+    open: Mutex<HashMap<SessionId, Pool<Kept>>>,
+    opening: Pool<()>,
 }
 
 impl Sessions {
@@ -47,102 +48,167 @@ impl Sessions {
         Self {
             connector,
             open: Mutex::default(),
+            opening: Pool::new(MOST_OPENING),
         }
     }
 
-    /// Opens a session with this time-out, within `limit`. If it fails, what may have been opened ends by itself.
+    /// Opens a session with this time-out, within `limit` and before a cancel. If it fails, what may have been opened ends
+    /// by itself.
     pub(super) fn open(
         &self,
         paths: &Paths,
         ttl: Duration,
         limit: Duration,
+        cancel: Option<&CancelToken>,
     ) -> Result<SessionId, Error> {
         let began = Instant::now();
-        let left = || limit.saturating_sub(began.elapsed());
-        let opened = self.connector.connect(None, ttl, limit)?;
-        let (mut connection, session) = opened.ok_or_else(senseless)?;
-        let made = check_timeout(&session, ttl).and_then(|()| {
-            // The server numbers sessions by its clock, which may be set.
-            let id = format!("{:x}-{:08x}", session.id, fastrand::u32(..));
-            let node =
-                Request::create(&paths.session(&id), host_name(), self.connector.acl(), true);
-            let replies = connection.ask(&[node], left());
-            let replies = replies.map_err(Failure::into_error)?;
-            let created = replies.first().ok_or_else(senseless)?;
-            created.done().map_err(Code::error)?;
-            Ok(id)
-        });
-        if made.is_err() {
-            let _ = connection.ask(&[Request::close()], left());
-        }
-        let id = made?;
-        let kept = Kept {
-            session,
-            connection,
-            at: began,
+        let slot = self.opening.checkout(limit, cancel);
+        let slot = slot.ok_or_else(|| no_time().into_error())?;
+        let left = limit.saturating_sub(began.elapsed());
+        let (connector, paths) = (Arc::clone(&self.connector), paths.clone());
+        let of_caller = cancel.cloned();
+        let open = move || {
+            let _slot = slot;
+            Kept::open(&connector, &paths, ttl, left, of_caller.as_ref())
         };
+        let (id, kept) = connect_until_cancelled(left, cancel, open)?;
+        let session = Pool::new(1);
+        if let Some(mut slot) = session.try_checkout() {
+            slot.connection = Some(kept);
+        }
         let mut open = self.open.lock();
         // Those of detached leases, which other processes have taken over, and of a ttl that is no longer used.
-        open.retain(|_, kept| kept.try_lock().is_none_or(|kept| !kept.is_over()));
-        open.insert(id.clone(), Arc::new(Mutex::new(kept)));
+        open.retain(|_, session| {
+            let slot = session.try_checkout();
+            slot.is_none_or(|it| it.connection.as_ref().is_some_and(|it| !it.is_over()))
+        });
+        open.insert(id.clone(), session);
         drop(open);
         Ok(id)
     }
 
-    /// Keeps a session, within `limit`, and returns whether it has not ended.
+    /// Keeps a session, within `limit` and before a cancel, and returns whether it has not ended.
     pub(super) fn keep(
         &self,
         id: &str,
-        node: &str,
+        node: String,
         ttl: Duration,
         limit: Duration,
+        cancel: Option<&CancelToken>,
     ) -> Result<bool, Error> {
         let began = Instant::now();
-        let left = || limit.saturating_sub(began.elapsed());
-        let Some(kept) = self.open.lock().get(id).cloned() else {
+        let Some(session) = self.open.lock().get(id).cloned() else {
             return Ok(false);
         };
-        // Two connections of one session would end each other.
-        let Some(mut kept) = kept.try_lock_for(left()) else {
-            return Err(no_time().into_error());
+        let slot = session.checkout(limit, cancel);
+        let mut slot = slot.ok_or_else(|| no_time().into_error())?;
+        let left = limit.saturating_sub(began.elapsed());
+        let connector = Arc::clone(&self.connector);
+        let keep = move || {
+            let kept = slot.connection.as_mut().ok_or_else(senseless)?;
+            kept.keep(&connector, &node, ttl, left)
         };
-        kept.connection.uncount();
-        let limit = left().min(self.connector.response_timeout);
-        let opened = self.connector.connect(Some(&kept.session), ttl, limit)?;
-        let is_kept = match opened {
-            None => false,
-            Some((connection, session)) => {
-                check_timeout(&session, ttl)?;
-                (kept.connection, kept.at) = (connection, began);
-                let write = Request::set(node, host_name(), -1);
-                let limit = left().min(self.connector.response_timeout);
-                let replies = kept
-                    .connection
-                    .ask(&[write], limit)
-                    .map_err(nothing_granted)?;
-                match replies.first().ok_or_else(senseless)?.done() {
-                    Ok(()) => true,
-                    Err(Code::NO_NODE) => false,
-                    Err(code) => return Err(code.error()),
-                }
-            }
-        };
+        let is_kept = connect_until_cancelled(left, cancel, keep)?;
         if !is_kept {
             self.open.lock().remove(id);
         }
         Ok(is_kept)
     }
 
-    /// Ends a session of this process, within `limit`. Returns false if it may not have ended.
-    pub(super) fn end(&self, id: &str, limit: Duration) -> bool {
-        let Some(kept) = self.open.lock().remove(id) else {
+    /// Ends a session of this process, within `limit` and before a cancel. Returns false if it may not have ended.
+    pub(super) fn end(&self, id: &str, limit: Duration, cancel: Option<&CancelToken>) -> bool {
+        let Some(session) = self.open.lock().remove(id) else {
             return false;
         };
-        let Some(mut kept) = kept.try_lock_for(limit) else {
+        let Some(mut slot) = session.checkout(limit, cancel) else {
             return false;
         };
         let limit = limit.min(self.connector.response_timeout);
-        kept.connection.ask(&[Request::close()], limit).is_ok()
+        let end = move || {
+            let kept = slot.connection.as_mut().ok_or_else(senseless)?;
+            let ended = kept.connection.ask(&[Request::close()], limit);
+            ended.map_err(Failure::into_error)
+        };
+        connect_until_cancelled(limit, cancel, end).is_ok()
+    }
+}
+
+impl Kept {
+    /// Opens a session, and closes it if the caller was cancelled meanwhile.
+    fn open(
+        connector: &Connector,
+        paths: &Paths,
+        ttl: Duration,
+        limit: Duration,
+        cancel: Option<&CancelToken>,
+    ) -> Result<(SessionId, Self), Error> {
+        let at = Instant::now();
+        let left = || {
+            limit
+                .saturating_sub(at.elapsed())
+                .min(connector.response_timeout)
+        };
+        let opened = connector.connect(None, ttl, limit)?;
+        let (mut connection, session) = opened.ok_or_else(senseless)?;
+        let made = check_timeout(&session, ttl).and_then(|()| {
+            // The server numbers sessions by its clock, which may be set.
+            let id = format!("{:x}-{:08x}", session.id, fastrand::u32(..));
+            let node = Request::create(&paths.session(&id), host_name(), connector.acl(), true);
+            let replies = connection.ask(&[node], left());
+            let replies = replies.map_err(Failure::into_error)?;
+            let created = replies.first().ok_or_else(senseless)?;
+            created.done().map_err(Code::error)?;
+            match cancel.is_some_and(CancelToken::is_cancelled) {
+                true => Err(nothing_granted(cancelled())),
+                false => Ok(id),
+            }
+        });
+        if made.is_err() {
+            let _ = connection.ask(&[Request::close()], left());
+        }
+        let kept = Self {
+            session,
+            connection,
+            at,
+        };
+        Ok((made?, kept))
+    }
+
+    /// Keeps the session, within `limit`, and returns whether it has not ended.
+    fn keep(
+        &mut self,
+        connector: &Connector,
+        node: &str,
+        ttl: Duration,
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        let began = Instant::now();
+        let left = || {
+            limit
+                .saturating_sub(began.elapsed())
+                .min(connector.response_timeout)
+        };
+        self.connection.uncount();
+        let Some((connection, session)) = connector.connect(Some(&self.session), ttl, left())?
+        else {
+            return Ok(false);
+        };
+        check_timeout(&session, ttl)?;
+        (self.connection, self.at) = (connection, began);
+        let replies = self
+            .connection
+            .ask(&[Request::set(node, host_name(), -1)], left());
+        let replies = replies.map_err(nothing_granted)?;
+        match replies.first().ok_or_else(senseless)?.done() {
+            Ok(()) => Ok(true),
+            Err(Code::NO_NODE) => Ok(false),
+            Err(code) => Err(code.error()),
+        }
+    }
+
+    /// Returns whether the server has ended the session, since nobody has kept it for so long.
+    fn is_over(&self) -> bool {
+        self.at.elapsed() > 2 * self.session.timeout
     }
 }
 
