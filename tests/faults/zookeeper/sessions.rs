@@ -59,7 +59,7 @@ fn time_outs_that_the_server_changes_are_errors(kind: ZooKeeperKind) {
     let error = lockkeeper::open(&format!("{}/?ttl=300ms", server.url())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TtlTooShort, "{error:?}");
     drop(keeper);
-    let keeper = open(&server, "ttl=5s");
+    let keeper = open(&server, "ttl=5s&response_timeout=4s");
     assert_eq!(keeper.lock("a").unwrap().release().unwrap(), Released::Done);
 }
 

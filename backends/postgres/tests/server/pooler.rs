@@ -164,7 +164,7 @@ fn table_excludes_processes_in_every_mode() {
     for mode in [PoolMode::Transaction, PoolMode::Statement] {
         for start in [PgBouncer::start, PgBouncer::start_with_one_session] {
             let pool = start(&server, mode).unwrap();
-            let url = format!("{}?locks=table&wait=60s", server.url_via(pool.addr()));
+            let url = format!("{}?locks=table&wait=10m", server.url_via(pool.addr()));
             run("TRUNCATE counter; INSERT INTO counter VALUES (0, 0)");
             let mut processes = Vec::from_iter((0..PROCESSES).map(|_| {
                 let mut command = Command::new(env::current_exe().unwrap());
