@@ -57,7 +57,7 @@ impl Engine {
         let reply = ended.lease.map(|lease| self.ask(request(lease)));
         let guard = (acquired, ending, ended.callbacks);
         let answer = self.conclude_with(guard, reply, now);
-        answer.unwrap_or_else(|left| self.wait_for_release(left))
+        answer.unwrap_or_else(|left| self.wait_for_release(*left))
     }
 
     /// Ends guards of one acquisition whose holder waits for the store's answers: leases that no thread of this process
@@ -95,7 +95,7 @@ impl Engine {
         let conclude = |(guard, reply)| self.conclude_with(guard, reply, now);
         let answers: Vec<_> = ended.into_iter().map(conclude).collect();
         let answers = answers.into_iter();
-        let answers = answers.map(|it| it.unwrap_or_else(|left| self.wait_for_release(left)));
+        let answers = answers.map(|it| it.unwrap_or_else(|left| self.wait_for_release(*left)));
         answers.collect()
     }
 
@@ -161,8 +161,7 @@ impl Engine {
     }
 
     /// Waits for the answer to a release with which the keeper's threads go on, and reports the guard's end.
-    fn wait_for_release(&self, left: Box<LeftRelease<'_>>) -> Result<Released, Error> {
-        let mut left = *left;
+    fn wait_for_release(&self, mut left: LeftRelease<'_>) -> Result<Released, Error> {
         let answer = loop {
             let wait = left.until.saturating_since(self.clock.now());
             let news = match wait.is_zero() {
