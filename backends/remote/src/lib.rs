@@ -42,7 +42,7 @@ pub use members::{Member, Members};
 pub use options::{Endpoint, RemoteOptions, given_once};
 pub use pool::{Connection, Found, Pool, PooledConn, WaitPermit};
 pub use signals::without_signals;
-pub use socket::{Dialer, SocketTimeout, Stream, is_quiet};
+pub use socket::{Dialer, SocketTimeout, Stream, has_ended, is_quiet};
 pub use socket_watch::{SocketWatch, WatchedSocket};
 pub use supplier::Supplier;
 pub use transport::Transport;

@@ -315,6 +315,16 @@ pub fn is_quiet(socket: &TcpStream) -> bool {
     matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
+/// Returns whether the server has closed the connection and all is read that it sent before: for a connection on which a
+/// server also sends unasked.
+pub fn has_ended(socket: &TcpStream) -> bool {
+    let peeked = recv(socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    match peeked.map_err(io::Error::from) {
+        Ok((_, count)) => count == 0,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}
+
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let (mut wire, top) = self.split();

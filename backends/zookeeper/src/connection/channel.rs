@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{CancelToken, Error, ErrorKind};
-use lockkeeper_remote::{Failure, Server, cancelled, is_timeout, no_time};
+use lockkeeper_remote::{Failure, Server, cancelled, has_ended, is_timeout, no_time};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -116,8 +116,10 @@ impl Channel {
     pub(super) fn is_fit(&self) -> bool {
         let is_overdue = |state: &State| state.is_overdue(self.response_timeout);
         let state = self.state.try_lock();
-        let is_fit =
-            !self.is_over.load(Ordering::Acquire) && !state.as_deref().is_some_and(is_overdue);
+        // On a busy machine the thread reads the end of the connection later.
+        let is_fit = !self.is_over.load(Ordering::Acquire)
+            && !has_ended(&self.socket)
+            && !state.as_deref().is_some_and(is_overdue);
         drop(state);
         if !is_fit {
             self.close();
