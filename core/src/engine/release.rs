@@ -36,7 +36,7 @@ struct LeftRelease<'a> {
     news: Receiver<ReleaseNews>,
     /// When the holder stops to wait for the answer.
     until: HostInstant,
-    /// The same if the release has not reached the store.
+    /// When the holder stops to wait if the release has not reached the store.
     until_if_not_sent: HostInstant,
     /// The error that the holder gets then. `None` if a renewal has the lease.
     error: Option<Error>,

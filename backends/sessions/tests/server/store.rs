@@ -19,7 +19,7 @@ use crate::checks::{REPLY_LIMIT, WAIT_LIMIT, with_timeouts};
 
 pub(crate) type Case = suite::Case<StoreKind>;
 
-/// Returns the kinds of servers whose locks are sessions', of all versions: these end statements and sessions.
+/// Returns all versions of the servers whose locks belong to a session. Their cases end statements and sessions.
 pub(crate) fn kinds() -> impl Iterator<Item = StoreKind> {
     let mysql = MySqlKind::ALL.map(StoreKind::MySql);
     let postgres = PostgresKind::ALL.map(StoreKind::Postgres);
