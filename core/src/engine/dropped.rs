@@ -52,6 +52,21 @@ impl Engine {
             let all = all.iter().rev();
             return all.for_each(|it| self.release_dropped_until(it, end));
         }
+        self.release_together(all, |acquired, ending, now| {
+            (
+                dropped(acquired, ending),
+                self.may_send(acquired, ending, now),
+            )
+        });
+    }
+
+    /// Ends guards of one acquisition, in the reverse order of their names, and leaves the releases to the keeper's
+    /// threads. `unreleased` returns what they get, and whether the release goes with the next batch.
+    pub(super) fn release_together<'a>(
+        self: &Arc<Self>,
+        all: &'a [Acquired],
+        mut unreleased: impl FnMut(&'a Acquired, Ending, HostInstant) -> (Box<UnreleasedGuard>, bool),
+    ) {
         let now = self.clock.now();
         let (mut sent, mut ended) = (Vec::new(), Vec::new());
         for acquired in all.iter().rev() {
@@ -59,9 +74,9 @@ impl Engine {
                 continue;
             };
             ended.push((acquired, ending, guard.callbacks));
-            let unreleased = dropped(acquired, ending);
+            let (unreleased, may_send) = unreleased(acquired, ending, now);
             match guard.lease {
-                Some(lease) if self.may_send(acquired, ending, now) => {
+                Some(lease) if may_send => {
                     let release = self.begin_release(unreleased);
                     sent.push(self.unattended(lease, release));
                 }

@@ -116,6 +116,11 @@ impl Engine {
                 if release.is_sent {
                     self.fail_held(release.part, &error);
                 }
+                let guard = release.guard.as_ref();
+                if let Some(holder) = guard.and_then(|guard| guard.holder.as_ref()) {
+                    // An error: the holder has stopped to wait.
+                    let _ = holder.send(ReleaseNews::Failed(error.clone()));
+                }
                 if release.is_sent || error.kind() == ErrorKind::Unknown {
                     release.lost_reply.get_or_insert(error);
                 }

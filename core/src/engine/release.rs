@@ -38,11 +38,46 @@ struct LeftRelease<'a> {
     until: HostInstant,
     /// When the holder stops to wait if the release has not reached the store.
     until_if_not_sent: HostInstant,
-    /// The error that the holder gets then. `None` if a renewal has the lease.
+    /// The error that the holder gets then. `None` if no request has failed yet.
     error: Option<Error>,
     /// Whether it is that of the first request. If the lock is gone when it is repeated, that request may be the cause: a
     /// store can end the session on which it failed.
     is_first: bool,
+}
+
+impl<'a> LeftRelease<'a> {
+    /// Makes the release of a guard that began at `began`, and what the keeper's threads get.
+    fn new(
+        acquired: &'a Acquired,
+        ending: Ending,
+        began: HostInstant,
+    ) -> (Box<UnreleasedGuard>, Self) {
+        let (holder, news) = channel();
+        let guard = Box::new(UnreleasedGuard {
+            acquired: acquired.clone(),
+            ending,
+            holder: Some(holder),
+        });
+        let until = release_deadline(&acquired.hold, began);
+        let left = Self {
+            acquired,
+            ending,
+            news,
+            until,
+            until_if_not_sent: until.min(began + ATTEMPT_LIMIT),
+            error: None,
+            is_first: false,
+        };
+        (guard, left)
+    }
+
+    /// Notes why the release has no answer yet; `is_first` if that is the error of its first request.
+    fn fail(&mut self, error: Error, is_first: bool) {
+        if self.error.is_none() {
+            self.until = self.until_if_not_sent;
+            (self.error, self.is_first) = (Some(error), is_first);
+        }
+    }
 }
 
 impl Engine {
@@ -56,47 +91,28 @@ impl Engine {
         let request = |lease| LeaseRequest::release(lease, deadline);
         let reply = ended.lease.map(|lease| self.ask(request(lease)));
         let guard = (acquired, ending, ended.callbacks);
-        let answer = self.conclude_with(guard, reply, now);
-        answer.unwrap_or_else(|left| self.wait_for_release(*left))
+        self.conclude_with(guard, reply, now)
     }
 
     /// Ends guards of one acquisition whose holder waits for the store's answers: leases that no thread of this process
     /// waits for go back in one batch. Returns what was found of those.
     ///
     /// They end in the reverse order of their names. A thread that waits for the first name goes on to the others, and
-    /// these are free then.
+    /// these are free then. The keeper's threads pass each name on as soon as its release is answered: a part of the store
+    /// that hangs keeps no name of another one.
     pub(crate) fn release_all(self: &Arc<Self>, all: &[Acquired]) -> Vec<Result<Released, Error>> {
         if !self.may_travel(all) {
             let all = all.iter().rev();
             return all.map(|acquired| self.release(acquired)).collect();
         }
-        let now = self.clock.now();
-        let end = |acquired| Some((acquired, self.end_guard(acquired, now)?));
-        let guards: Vec<_> = all.iter().rev().filter_map(end).collect();
-        let Some((first, _)) = guards.first() else {
-            return Vec::new();
-        };
-        let deadline = release_deadline(&first.hold, now);
-        let (mut ended, mut asked, mut requests) = (Vec::new(), Vec::new(), Vec::new());
-        for (acquired, (ending, mut guard)) in guards {
-            let lease = guard.lease.take();
-            let guard = (acquired, ending, guard.callbacks);
-            match lease {
-                Some(lease) => {
-                    asked.push(guard);
-                    requests.push(LeaseRequest::release(lease, deadline));
-                }
-                None => ended.push((guard, None)),
-            }
-        }
-        let replies = self.ask_together(requests, deadline).map(Some);
-        ended.extend(asked.into_iter().zip(replies));
-        // The names that the store has freed do not wait for the other ones.
-        let conclude = |(guard, reply)| self.conclude_with(guard, reply, now);
-        let answers: Vec<_> = ended.into_iter().map(conclude).collect();
-        let answers = answers.into_iter();
-        let answers = answers.map(|it| it.unwrap_or_else(|left| self.wait_for_release(*left)));
-        answers.collect()
+        let mut left = Vec::new();
+        self.release_together(all, |acquired, ending, now| {
+            let (guard, release) = LeftRelease::new(acquired, ending, now);
+            left.push(release);
+            (guard, true)
+        });
+        let left = left.into_iter();
+        left.map(|left| self.wait_for_release(left)).collect()
     }
 
     /// Returns whether releases of these guards may go to the store together.
@@ -106,58 +122,39 @@ impl Engine {
 
     /// Concludes a guard with the reply to its release, which began at `began`. There is no reply if a renewal has the
     /// lease, or if it was released before.
-    ///
-    /// # Errors
-    /// The release, if the store has not answered it.
-    fn conclude_with<'a>(
+    fn conclude_with(
         self: &Arc<Self>,
-        (acquired, ending, callbacks): (&'a Acquired, Ending, Callbacks),
+        (acquired, ending, callbacks): (&Acquired, Ending, Callbacks),
         reply: Option<Reply>,
         began: HostInstant,
-    ) -> Result<Result<Released, Error>, Box<LeftRelease<'a>>> {
+    ) -> Result<Released, Error> {
         let (mut unanswered, mut under_way) = (None, None);
         match reply {
             Some(Reply::Answered(answer)) => match answer.released() {
                 (Some(lease), Err(error)) if is_no_answer(error.kind()) => {
                     unanswered = Some((lease, error));
                 }
-                (_, answer) => return Ok(self.conclude(acquired, ending, callbacks, answer)),
+                (_, answer) => return self.conclude(acquired, ending, callbacks, answer),
             },
             Some(Reply::UnderWay(entry)) => under_way = Some(entry),
             None => {}
         }
-        let deadline = release_deadline(&acquired.hold, began);
-        let until_if_not_sent = deadline.min(began + ATTEMPT_LIMIT);
-        let until = match unanswered {
-            Some(_) => until_if_not_sent,
-            None => deadline,
-        };
-        let (holder, news) = channel();
-        let guard = Box::new(UnreleasedGuard {
-            acquired: acquired.clone(),
-            ending,
-            holder: Some(holder),
-        });
-        let (lease, mut error) = unanswered.unzip();
-        let is_first = error.is_some();
+        let (guard, mut left) = LeftRelease::new(acquired, ending, began);
         match under_way {
             Some(entry) => {
-                error = Some(not_answered());
                 let release = self.begin_release(guard);
                 self.leave(&entry, Settlement::Release(release));
             }
-            None => self.release_later(lease, guard, error.clone()),
+            None => {
+                let (lease, error) = unanswered.unzip();
+                self.release_later(lease, guard, error.clone());
+                if let Some(error) = error {
+                    left.fail(error, true);
+                }
+            }
         }
         self.run_callbacks(&acquired.hold, ending, callbacks);
-        Err(Box::new(LeftRelease {
-            acquired,
-            ending,
-            news,
-            until,
-            until_if_not_sent,
-            error,
-            is_first,
-        }))
+        self.wait_for_release(left)
     }
 
     /// Waits for the answer to a release with which the keeper's threads go on, and reports the guard's end.
@@ -178,11 +175,8 @@ impl Engine {
                     break Err(left.error.unwrap_or_else(not_answered));
                 }
                 Some(ReleaseNews::Ended(answer)) => break answer,
-                Some(ReleaseNews::NotSent(cause)) if left.error.is_none() => {
-                    left.until = left.until_if_not_sent;
-                    left.error = Some(cause);
-                }
-                Some(ReleaseNews::NotSent(_)) => {}
+                Some(ReleaseNews::Failed(error)) => left.fail(error, true),
+                Some(ReleaseNews::NotSent(cause)) => left.fail(cause, false),
                 None => break Err(left.error.unwrap_or_else(not_answered)),
             }
         };

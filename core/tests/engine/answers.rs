@@ -92,6 +92,8 @@ pub(crate) enum Releases {
     PoolExhausted,
     /// There is no answer. A call with a deadline within a second fails; others do not return.
     Hang,
+    /// The same for this name alone.
+    HangFor(&'static str),
     Panic,
 }
 

@@ -81,3 +81,21 @@ fn set_without_an_answer_is_finished_by_the_keeper_and_keeps_its_names() {
         drop(again.map(granted));
     }
 }
+
+#[test]
+fn part_that_hangs_keeps_no_name_of_another_part() {
+    let store = ScriptedStore::with_batches();
+    let (keeper, ends) = observed(store.builder());
+    let guards = keeper.lock_all(["a", "far b"]).unwrap();
+    store.releases(Releases::HangFor("far b"));
+    let release = thread::spawn(move || guards.release());
+    store.wait_for("far b", "release", 1);
+    let again = spawn_acquire(&keeper, "a", forever());
+    store.wait_for("a", "acquire", 2);
+    drop(granted(again));
+    store.releases(Releases::Work);
+    assert_eq!(release.join().unwrap().unwrap(), Released::Done);
+    for name in ["a", "far b", "a"] {
+        ends.expect(name, Ok(Released::Done));
+    }
+}

@@ -259,8 +259,11 @@ impl ScriptedStore {
                     drop(state);
                     panic!("as the test wants")
                 }
-                Releases::Hang if deadline <= self.clock.now() + SECOND => return Err(no_reply()),
-                Releases::Hang => state = self.wait(state),
+                Releases::HangFor(name) if name != lease.name => break,
+                Releases::Hang | Releases::HangFor(_) if deadline <= self.clock.now() + SECOND => {
+                    return Err(no_reply());
+                }
+                Releases::Hang | Releases::HangFor(_) => state = self.wait(state),
                 Releases::ReplyLostLate if state.holds(lease) => state.forget(lease),
                 Releases::ReplyLostLate => {
                     while state.releases == Releases::ReplyLostLate {
@@ -274,12 +277,15 @@ impl ScriptedStore {
         if !state.holds(lease) {
             return Ok(Released::AlreadyLost);
         }
-        let how = std::mem::take(&mut state.releases);
+        let how = state.releases;
         if how != Releases::RequestLost {
             state.forget(lease);
         }
         match how {
-            Releases::ReplyLost | Releases::RequestLost => Err(no_reply()),
+            Releases::ReplyLost | Releases::RequestLost => {
+                state.releases = Releases::Work;
+                Err(no_reply())
+            }
             _ => Ok(Released::Done),
         }
     }

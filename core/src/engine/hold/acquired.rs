@@ -33,6 +33,8 @@ pub(crate) struct UnreleasedGuard {
 
 /// What the holder of a guard learns of its release.
 pub(crate) enum ReleaseNews {
+    /// Its first request got no answer, and is repeated.
+    Failed(Error),
     /// It has not reached the store for this reason, and is repeated.
     NotSent(Error),
     Ended(Result<Released, Error>),

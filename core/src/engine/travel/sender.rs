@@ -180,20 +180,6 @@ impl Engine {
         self.wait_for_reply(queued, deadline, cancel)
     }
 
-    /// Asks the store about several leases in one batch for each part, and waits for the answers until the deadline.
-    pub(crate) fn ask_together(
-        self: &Arc<Self>,
-        requests: Vec<LeaseRequest>,
-        deadline: HostInstant,
-    ) -> impl Iterator<Item = Reply> {
-        let queue =
-            |request: LeaseRequest| self.queued(request.lease.part, Request::Lease(request));
-        let queued: Vec<_> = requests.into_iter().map(queue).collect();
-        self.send(&queued.iter().collect::<Vec<_>>());
-        let queued = queued.into_iter();
-        queued.map(move |queued| self.wait_for_reply(queued, deadline, None))
-    }
-
     fn wait_for_reply(
         self: &Arc<Self>,
         queued: Queued,
