@@ -275,3 +275,44 @@ fn is_readable(socket: &TcpStream, limit: Duration) -> io::Result<bool> {
         Err(error) => Err(error.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use lockkeeper_remote::{Endpoint, RemoteOptions};
+
+    use super::super::connector::Connector;
+    use super::*;
+    use crate::ZooKeeperOptions;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn connection_takes_no_request_once_the_server_has_closed_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let options = RemoteOptions::new(Endpoint::tcp("127.0.0.1", port));
+        let connector = Connector::new(&ZooKeeperOptions::new(options)).unwrap();
+        let (member, learned) = (connector.members().first().unwrap(), &connector.learned);
+        let connection = Connection {
+            stream: member.dial(LIMIT).unwrap(),
+            unread: Vec::new(),
+            number: 1,
+            server: member.server().clone(),
+            member: 0,
+            learned: Arc::clone(learned),
+            counted: None,
+        };
+        let (peer, _) = listener.accept().unwrap();
+        let notices = Notices::new("/sessions");
+        let channel = Channel::start(connection, LIMIT, LIMIT, &notices).unwrap();
+        assert!(channel.is_fit());
+        // The thread does not read the end meanwhile.
+        let reading = channel.state.lock();
+        drop(peer);
+        assert_eq!(channel.socket.peek(&mut [0]).unwrap(), 0);
+        assert!(!channel.is_fit());
+        drop(reading);
+    }
+}
