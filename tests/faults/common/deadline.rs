@@ -13,7 +13,7 @@ use lockkeeper::{AcquireOptions, CancelToken, Error, ErrorKind, LockKeeper};
 use lockkeeper_testkit::{Fault, Proxy, StoreKind, TestServer, until};
 
 use super::contended::SetOnDrop;
-use super::{Case, Keepers as _, WAIT_LIMIT, assert_closed, start};
+use super::{Case, Keepers as _, WAIT_LIMIT, assert_closed, opened, start};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -32,6 +32,10 @@ pub(super) fn cases() -> Vec<Case> {
         ("deadline_while_server_is_stopped", |kind| {
             deadlines(kind, Interruption::Stopped);
         }),
+        (
+            "cancelled_wait_ends_while_it_connects",
+            cancelled_wait_ends_while_it_connects,
+        ),
     ]
 }
 
@@ -312,6 +316,44 @@ impl Row<'_> {
         assert_closed(&proxy);
         Some(wrong)
     }
+}
+
+/// To open a connection may take longer than the limits of this test.
+fn cancelled_wait_ends_while_it_connects(kind: StoreKind) {
+    let server = start(kind);
+    let holder = server.open("ttl=60s");
+    let held = holder.lock("a").unwrap();
+    let proxies = [(); 2].map(|()| server.start_proxy());
+    let mut url = server.url_with(proxies[0].addr(), "connect_timeout=5m&response_timeout=5m");
+    // On a new connection to one of several members, these ask for its cluster.
+    if matches!(kind, StoreKind::Consul(_) | StoreKind::Etcd(_)) {
+        let [one, other] = proxies.each_ref().map(|proxy| proxy.addr().to_string());
+        url = url.replace(&one, &format!("{one},{other}"));
+    }
+    let keeper = opened(&url);
+    let accepted = || -> u64 { proxies.iter().map(|it| it.counts().accepted).sum() };
+    let cancel = CancelToken::new();
+    let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
+    thread::scope(|scope| {
+        let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
+        until("it waits", || server.queue_length("a") == 1);
+        let before = accepted();
+        for proxy in &proxies {
+            proxy.set(Fault::Dark);
+            proxy.cut();
+        }
+        // etcd's listener connects, too.
+        let connections = 1 + u64::from(matches!(kind, StoreKind::Etcd(_)));
+        until("it connects", || accepted() >= before + connections);
+        let began = Instant::now();
+        cancel.cancel();
+        let error = acquiring.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+        assert!(began.elapsed() < WAIT_LIMIT);
+    });
+    proxies.iter().for_each(|proxy| proxy.set(Fault::Pass));
+    drop((held, holder, keeper));
+    server.assert_clean();
 }
 
 /// Acquires a name, or several together, and releases them. Returns whether they were granted.
