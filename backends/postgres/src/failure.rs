@@ -127,9 +127,13 @@ impl ServerError {
         Ok(error)
     }
 
-    /// Returns whether the server undid the transaction, since another one was in its way.
+    /// Returns whether the server undid the transaction, since another one was in its way: with the same rows, or with the
+    /// same new table (the last three).
     pub(crate) fn is_conflict(&self) -> bool {
-        matches!(&*self.state, "40001" | "40P01")
+        matches!(
+            &*self.state,
+            "40001" | "40P01" | "23505" | "42710" | "42P07"
+        )
     }
 
     /// Returns the failure of a request on a connection that was open.

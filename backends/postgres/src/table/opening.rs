@@ -1,6 +1,7 @@
 //! Finds or makes the table, and checks whether locks can rely on it.
 
-use std::time::{Duration, SystemTime};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper_core::{Error, ErrorKind, Finding};
 use lockkeeper_register::table::{TableConnection as _, TableName, server_findings};
@@ -102,12 +103,20 @@ pub(super) fn find(
         schema: Some(schema.to_owned()),
         table: wanted.table.clone(),
     };
-    if state.text(2).is_none() {
+    let began = Instant::now();
+    while state.text(2).is_none() {
         let made = connection.run(&[migration(&table)], true, limit);
         state = State::ask(connection, &table, limit).map_err(nothing_granted)?;
-        // Another process may have made it just now.
-        if let (Err(failure), None) = (made, state.text(2)) {
-            return Err(table.not_made(&migration(&table), failure));
+        match made {
+            _ if state.text(2).is_some() => break,
+            // Another process is making it: on a busy server, its name can be taken before it is seen here.
+            Ok(None) if began.elapsed() < limit => thread::sleep(Duration::from_millis(10)),
+            Ok(_) => {
+                return Err(incompatible(format!(
+                    "the table {table} cannot be made: something else has its name, such as a type; name another one by `table`"
+                )));
+            }
+            Err(failure) => return Err(table.not_made(&migration(&table), failure)),
         }
     }
     check(&state, wanted, &table).map(|()| table)

@@ -5,7 +5,7 @@ use std::thread;
 
 use lockkeeper_core::{Error, ErrorKind, SystemClock};
 use lockkeeper_postgres::{PlainClient, PostgresOptions, PostgresTableProvider, open_table};
-use lockkeeper_testkit::{PostgresKind, PostgresServer, cases};
+use lockkeeper_testkit::{PostgresKind, PostgresServer, cases, until};
 
 use crate::checks::WAIT_LIMIT;
 use crate::store::{Case, options, start_own};
@@ -14,6 +14,7 @@ use crate::table_cases as shared;
 pub(crate) const CASES: &[Case] = cases![
     entries_and_sessions_are_rows,
     table_is_made_once,
+    table_whose_name_is_taken_is_made_when_it_is_free,
     tables_that_cannot_be_relied_on_are_refused,
     table_of_another_user_is_refused_to_a_superuser,
 ];
@@ -79,6 +80,29 @@ fn table_is_made_once(kind: PostgresKind) {
     try_table(&options, "other.locks").unwrap();
     let named = "SELECT string_agg(relnamespace::regnamespace || '.' || relname, ' ' ORDER BY oid) FROM pg_class WHERE relname = 'locks'";
     assert_eq!(rows(&server, named), "public.locks other.locks");
+}
+
+/// A session can fail to make a table that another one has just made, and not see that table yet. A type takes the name of
+/// a table as well.
+fn table_whose_name_is_taken_is_made_when_it_is_free(kind: PostgresKind) {
+    let server = start_own(kind);
+    let options = options(server.addr());
+    let mut other = PlainClient::connect(&options).unwrap();
+    let mut run = |sql| other.run(sql, WAIT_LIMIT).unwrap();
+    run("BEGIN; CREATE TYPE locks AS ENUM ('a')");
+    thread::scope(|scope| {
+        let opened = scope.spawn(|| try_table(&options, "locks"));
+        until("the table waits for the name", || {
+            rows(&server, "SELECT count(*) FROM pg_locks WHERE NOT granted") != "0"
+        });
+        run("COMMIT");
+        run("DROP TYPE locks");
+        opened.join().unwrap().unwrap();
+    });
+    run("CREATE TYPE taken AS ENUM ('a')");
+    let error = try_table(&options, "taken").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+    assert!(error.to_string().contains("something else has its name"));
 }
 
 fn tables_that_cannot_be_relied_on_are_refused(kind: PostgresKind) {
