@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind};
 use crate::keeper::guard::LockGuard;
 use crate::keeper::ticket::Ticket;
 use crate::mode::Mode;
-use crate::name::{AsLockName, LockName};
+use crate::name::AsLockName;
 use crate::options::{AcquireOptions, LeasePolicy};
 use crate::token::FencingToken;
 
@@ -85,13 +85,7 @@ impl LockKeeper {
     /// [`ErrorKind::TimedOut`] if another holder had the lock until the end of the wait.
     /// [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others if the store gave no answer.
     pub fn lock(&self, name: impl AsLockName) -> Result<LockGuard, Error> {
-        self.lock_named(&*name.as_lock_name()?, &AcquireOptions::new())
-    }
-
-    /// Acquires as [`lock`](Self::lock) does, in any mode.
-    #[inline]
-    pub(crate) fn lock_in(&self, name: &LockName, mode: Mode) -> Result<LockGuard, Error> {
-        self.lock_named(name, &AcquireOptions::new().mode(mode))
+        self.lock_with(name, &AcquireOptions::new())
     }
 
     /// Acquires the lock with `options`. A lock that stays busy is an error.
@@ -107,15 +101,11 @@ impl LockKeeper {
         name: impl AsLockName,
         options: &AcquireOptions,
     ) -> Result<LockGuard, Error> {
-        self.lock_named(&*name.as_lock_name()?, options)
-    }
-
-    #[inline]
-    fn lock_named(&self, name: &LockName, options: &AcquireOptions) -> Result<LockGuard, Error> {
-        let began = self.engine.clock.now();
-        match self.engine.acquire(name, options, began)? {
+        let (name, began) = (name.as_lock_name()?, self.engine.clock.now());
+        let until = (self.engine.deadline(options, began), None);
+        match self.engine.acquire(&name, options, until, began)? {
             Some(acquired) => Ok(self.guard(acquired)),
-            None => Err(self.timed_out(name, options.mode, options, began)),
+            None => Err(self.timed_out(&name, options.mode, options, began)),
         }
     }
 
@@ -188,7 +178,7 @@ impl LockKeeper {
     /// As [`lock`](Self::lock), and [`ErrorKind::Unsupported`] if the store has no
     /// [`Capability::Shared`](crate::Capability::Shared).
     pub fn lock_shared(&self, name: impl AsLockName) -> Result<LockGuard, Error> {
-        self.lock_in(&*name.as_lock_name()?, Mode::Shared)
+        self.lock_with(name, &AcquireOptions::new().mode(Mode::Shared))
     }
 
     /// Acquires the lock beside other shared holders, with `options`, whose mode has no effect.
@@ -248,10 +238,9 @@ impl LockKeeper {
         name: impl AsLockName,
         options: &AcquireOptions,
     ) -> Result<Option<LockGuard>, Error> {
-        let began = self.engine.clock.now();
-        let acquired = self
-            .engine
-            .acquire(&*name.as_lock_name()?, options, began)?;
+        let (began, name) = (self.engine.clock.now(), name.as_lock_name()?);
+        let until = (self.engine.deadline(options, began), None);
+        let acquired = self.engine.acquire(&name, options, until, began)?;
         Ok(acquired.map(|acquired| self.guard(acquired)))
     }
 

@@ -60,19 +60,8 @@ impl Engine {
         }
     }
 
-    /// Acquires a name. The wait counts from `began`, which is now.
-    pub(crate) fn acquire(
-        self: &Arc<Self>,
-        name: &LockName,
-        options: &AcquireOptions,
-        began: HostInstant,
-    ) -> Result<Option<Acquired>, Error> {
-        let deadline = self.deadline(options, began);
-        self.acquire_until(name, options, (deadline, None), began)
-    }
-
     /// Returns the deadline of an acquisition that began at `began`: see [`AcquireRequest::deadline`].
-    pub(super) fn deadline(
+    pub(crate) fn deadline(
         &self,
         options: &AcquireOptions,
         began: HostInstant,
@@ -92,6 +81,20 @@ impl Engine {
         }
     }
 
+    /// Starts the thread that watches deadlines, once. It uses the engine only while it polls: the
+    /// engine ends with its last keeper and guard, and the thread with the engine.
+    pub(super) fn start_timer(self: &Arc<Self>) -> Result<(), Error> {
+        if self.is_started.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
+        self.timer.start("lockkeeper-watch", move |tick| {
+            background.with(&weak, |engine| engine.poll(tick))
+        })?;
+        self.is_started.store(true, Ordering::Release);
+        Ok(())
+    }
+
     /// Makes one attempt at a name, which is repeated until the store answers it, at most for `limit`, or for the time of
     /// a single attempt if that is longer. Without a wait for outages, it is not.
     pub(crate) fn attempt_through_outage(
@@ -103,12 +106,12 @@ impl Engine {
     ) -> Result<Option<Acquired>, Error> {
         let wait = self.deadline(options, began);
         let until = wait.map(|until| until.min(began + limit));
-        self.acquire_until(name, options, (None, until), began)
+        self.acquire(name, options, (None, until), began)
     }
 
     /// Acquires a name until a deadline, whatever the options say of the wait. A single attempt, without a deadline, may
-    /// last through an outage until another time.
-    pub(super) fn acquire_until(
+    /// last through an outage until another time. It begins at `began`, which is now.
+    pub(crate) fn acquire(
         self: &Arc<Self>,
         name: &LockName,
         options: &AcquireOptions,

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::engine::timer::{MAX_SLEEP, Tick};
-use crate::error::Error;
 use crate::sync::lock;
 
 use super::hold::{Hold, HoldState};
@@ -70,20 +69,6 @@ impl Engine {
             engine: Arc::clone(self),
             _in_use: self.background.begin(),
         }
-    }
-
-    /// Starts the thread that watches deadlines, once. It uses the engine only while it polls: the
-    /// engine ends with its last keeper and guard, and the thread with the engine.
-    pub(super) fn start_timer(self: &Arc<Self>) -> Result<(), Error> {
-        if self.is_started.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
-        self.timer.start("lockkeeper-watch", move |tick| {
-            background.with(&weak, |engine| engine.poll(tick))
-        })?;
-        self.is_started.store(true, Ordering::Release);
-        Ok(())
     }
 
     /// Schedules `jobs` on the keeper's threads. Returns true if jobs are queued and more threads could join: call it again,

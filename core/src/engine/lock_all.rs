@@ -98,7 +98,7 @@ impl Engine {
                 break;
             };
             let options = options.clone().mode(*mode);
-            match self.acquire_until(next, &options, (deadline, None), self.clock.now())? {
+            match self.acquire(next, &options, (deadline, None), self.clock.now())? {
                 Some(acquired) => taken.acquired.push(acquired),
                 None => return Ok(AcquiredSet::Busy(next, *mode)),
             }

@@ -79,7 +79,10 @@ impl ReentrantKeeper {
     fn lock_in(&self, name: &LockName, mode: Mode) -> Result<ReentrantGuard, Error> {
         match self.inner_guard(name, mode)? {
             Some(guard) => Ok(guard),
-            None => Ok(self.outermost_guard(self.keeper.lock_in(name, mode)?)),
+            None => {
+                let options = AcquireOptions::new().mode(mode);
+                Ok(self.outermost_guard(self.keeper.lock_with(name, &options)?))
+            }
         }
     }
 

@@ -66,7 +66,8 @@ impl Semaphore {
     /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) if all permits were held until the end of the wait.
     /// [`ErrorKind::LimitMismatch`](crate::ErrorKind::LimitMismatch). Other errors as for [`LockKeeper::lock`].
     pub fn acquire(&self) -> Result<Permit, Error> {
-        self.keeper.lock_in(&self.name, self.mode)
+        let options = AcquireOptions::new().mode(self.mode);
+        self.keeper.lock_with(&self.name, &options)
     }
 
     /// Acquires a permit if one is free, in one attempt. `None` if all are held.
