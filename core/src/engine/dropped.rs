@@ -164,7 +164,7 @@ impl Engine {
     ) {
         let (part, key) = (acquired.hold.part, acquired.hold.key());
         let release = self.begin_release(dropped(acquired, ending));
-        sent.deadline = self.release_end(&release);
+        sent.deadline = release.end_from(self.clock.now());
         let (request, settlement) = (Request::Lease(sent), Settlement::Release(release.sent()));
         let owed = Entry::unattended(request, settlement);
         self.end_send(part, Some(number), Some(owed));

@@ -8,7 +8,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::HostInstant;
 use crate::contract::provider::{AcquireRequest, ErasedLease, GRACE, Released};
 use crate::error::{Error, ErrorKind};
 use crate::sync::run_caught;
@@ -17,9 +16,10 @@ use super::backoff::Limits;
 use super::hold::acquired::{ReleaseNews, UnreleasedGuard};
 use super::hold::lease::Unwanted;
 use super::key::Key;
-use super::release::RELEASE_LIMIT;
 use super::retry::Retry;
-use super::travel::request::{Answer, Attempt, LeaseRequest, Release, Settlement, is_no_answer};
+use super::travel::request::{
+    Answer, Attempt, LeaseRequest, RELEASE_LIMIT, Release, Settlement, is_no_answer,
+};
 use super::travel::sender::Reply;
 use super::{Engine, Job, JobKind};
 
@@ -34,23 +34,6 @@ pub(crate) enum Return {
 }
 
 impl Engine {
-    fn begin_return(&self, part: usize) {
-        self.parts.get(part).begin_release(self.clock.now());
-    }
-
-    fn finish_return(&self, part: usize) {
-        self.parts.get(part).end_release(self.clock.now());
-        self.closing.notify();
-    }
-
-    /// Begins the release of a guard's lease.
-    pub(super) fn begin_release(&self, guard: Box<UnreleasedGuard>) -> Release {
-        let hold = &guard.acquired.hold;
-        let (part, until) = (hold.part, self.clock.now() + hold.policy.ttl());
-        self.begin_return(part);
-        Release::new(part, until, Some(guard))
-    }
-
     /// Releases the lease of a guard that has ended. `lease` is `None` if a renewal has it, or if it was released before.
     pub(super) fn release_later(
         self: &Arc<Self>,
@@ -98,15 +81,10 @@ impl Engine {
         let part = release.part;
         // A store that takes one operation a call is asked by several threads. In an outage a job waits for its end.
         if self.capabilities.batch() == 1 || self.parts.get(part).health.is_in_doubt() {
-            let request = LeaseRequest::release(lease, self.release_end(&release));
+            let request = LeaseRequest::release(lease, release.end_from(self.clock.now()));
             return self.start_return(Return::Lease(request, release));
         }
         self.send_unattended(&[&self.unattended(lease, release)]);
-    }
-
-    /// Returns the end of one request of a release.
-    pub(super) fn release_end(&self, release: &Release) -> HostInstant {
-        release.until.min(self.clock.now() + RELEASE_LIMIT)
     }
 
     /// Does what the answer to a release asks for.
@@ -124,7 +102,7 @@ impl Engine {
                 if release.is_sent || error.kind() == ErrorKind::Unknown {
                     release.lost_reply.get_or_insert(error);
                 }
-                let request = LeaseRequest::release(lease, self.release_end(&release));
+                let request = LeaseRequest::release(lease, release.end_from(self.clock.now()));
                 self.start_return(Return::Lease(request, release));
             }
             (_, answer) => {
@@ -258,7 +236,7 @@ impl Engine {
             if let Err(error) = paused {
                 break Err(not_released(error));
             }
-            request.deadline = self.release_end(&release);
+            request.deadline = release.end_from(self.clock.now());
             let answer = match self.ask(request) {
                 Reply::Answered(answer) => answer.released(),
                 Reply::UnderWay(entry) => {

@@ -39,22 +39,6 @@ impl Part {
         }
     }
 
-    /// Counts a release that no caller waits for.
-    pub(super) fn begin_release(&self, now: HostInstant) {
-        if self.releases.count.fetch_add(1, Ordering::SeqCst) == 0 {
-            self.end_silence(now);
-        }
-    }
-
-    pub(super) fn end_release(&self, now: HostInstant) {
-        self.releases.count.fetch_sub(1, Ordering::SeqCst);
-        self.end_silence(now);
-    }
-
-    fn end_silence(&self, now: HostInstant) {
-        self.releases.since.store(now.as_nanos(), Ordering::Relaxed);
-    }
-
     /// Returns whether the store is likely not to answer soon: it has not answered since a request failed, or releases
     /// have waited for it for longer than a call may take beyond its deadline.
     #[inline(always)] // As what it is called by: see `release.rs`.
@@ -105,6 +89,22 @@ impl Parts {
 }
 
 impl Engine {
+    /// Counts a release that no caller waits for.
+    pub(super) fn begin_return(&self, part: usize) {
+        let (releases, now) = (&self.parts.get(part).releases, self.clock.now());
+        if releases.count.fetch_add(1, Ordering::SeqCst) == 0 {
+            releases.since.store(now.as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    /// Ends what [`begin_return`](Self::begin_return) has begun: the store has answered.
+    pub(super) fn finish_return(&self, part: usize) {
+        let (releases, now) = (&self.parts.get(part).releases, self.clock.now());
+        releases.count.fetch_sub(1, Ordering::SeqCst);
+        releases.since.store(now.as_nanos(), Ordering::Relaxed);
+        self.closing.notify();
+    }
+
     /// Returns the number of the part that keeps the name of a request.
     #[inline(always)]
     pub(super) fn part_of(&self, request: &AcquireRequest<'_>) -> usize {

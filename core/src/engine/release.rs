@@ -22,12 +22,9 @@ use super::hold::lease::Ended;
 use super::hold::{Callbacks, Hold, HoldState};
 use super::key::Key;
 use super::name_state::Finished;
-use super::travel::request::{LeaseRequest, Settlement, is_no_answer};
+use super::travel::request::{LeaseRequest, RELEASE_LIMIT, Release, Settlement, is_no_answer};
 use super::travel::sender::Reply;
 use super::{ATTEMPT_LIMIT, Engine};
-
-/// The longest that a release waits for the store.
-pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 /// A release without an answer, with which the keeper's threads go on.
 struct LeftRelease<'a> {
@@ -227,6 +224,14 @@ impl Engine {
         self.pass_on(acquired.hold.key(), ending);
         self.run_callbacks(&acquired.hold, ending, callbacks);
         self.report_end(acquired, ending, answer)
+    }
+
+    /// Begins the release of a guard's lease that no caller waits for.
+    pub(super) fn begin_release(&self, guard: Box<UnreleasedGuard>) -> Release {
+        let hold = &guard.acquired.hold;
+        let (part, until) = (hold.part, self.clock.now() + hold.policy.ttl());
+        self.begin_return(part);
+        Release::new(part, until, Some(guard))
     }
 
     /// Lets the next thread have the name of an ended guard.

@@ -92,6 +92,9 @@ pub(crate) enum Settlement {
     Release(Release),
 }
 
+/// The longest time for which one request of a release waits for the store.
+pub(crate) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
 /// A release that no caller waits for.
 pub(crate) struct Release {
     pub(crate) part: usize,
@@ -254,6 +257,11 @@ impl Release {
         }
     }
 
+    /// Returns the end of one request of the release, which begins at `now`.
+    pub(crate) fn end_from(&self, now: HostInstant) -> HostInstant {
+        self.until.min(now + RELEASE_LIMIT)
+    }
+
     /// Returns the same release, which was sent and not waited for.
     pub(crate) fn sent(mut self) -> Self {
         self.is_sent = true;
@@ -284,27 +292,24 @@ pub(crate) fn is_no_answer(kind: ErrorKind) -> bool {
 
 /// A request, ready to be an operation of the provider.
 enum Prepared<'a> {
-    Attempt(AcquireRequest<'a>, HostInstant),
+    Attempt(AcquireRequest<'a>),
     Lease(&'a mut LeaseRequest),
 }
 
 impl<'a> Prepared<'a> {
     fn of(request: &'a mut Request, clock: &'a dyn Clock) -> Self {
         match request {
-            Request::Attempt(attempt) => {
-                let attempt: &'a Attempt = attempt;
-                Self::Attempt(attempt.request(clock), attempt.deadline)
-            }
+            Request::Attempt(attempt) => Self::Attempt(attempt.request(clock)),
             Request::Lease(request) => Self::Lease(request),
         }
     }
 
     fn operation(&mut self) -> Operation<'_, ErasedLease> {
         let request = match self {
-            Self::Attempt(request, deadline) => {
+            Self::Attempt(request) => {
                 return Operation::Acquire(AttemptRequest {
                     request,
-                    deadline: *deadline,
+                    deadline: request.end,
                     answer: None,
                 });
             }

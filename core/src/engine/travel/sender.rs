@@ -107,7 +107,7 @@ impl Engine {
 
     /// Returns a release for which no caller waits.
     pub(crate) fn unattended(&self, lease: ErasedLease, release: Release) -> Queued {
-        let (part, deadline) = (release.part, self.release_end(&release));
+        let (part, deadline) = (release.part, release.end_from(self.clock.now()));
         let request = Request::Lease(LeaseRequest::release(lease, deadline));
         Queued {
             entry: Entry::unattended(request, Settlement::Release(release)),
