@@ -219,7 +219,7 @@ impl Connection {
         self.link.is_in_doubt = true;
         let (shared, conn) = (&self.shared, &mut self.conn);
         let (server, limit) = (&shared.link.server, self.link.limit);
-        let reply = (shared.limits).call_crate(&self.wire, limit, server, || work(conn))?;
+        let reply = (shared.limits).call(&self.wire, limit, server, || work(conn))?;
         self.link.is_in_doubt = !matches!(reply, Ok(_) | Err(mysql::Error::MySqlError(_)));
         reply.map_err(|error| self.failed(error))
     }

@@ -164,7 +164,7 @@ impl TextConnection {
         let failed = |error| classify(error, server, || wire.has_ended());
         set.map_err(|error| failed(error.into()))?;
         let call = || replies(conn, text);
-        match self.limits.call_crate(wire, limit, server, call)? {
+        match self.limits.call(wire, limit, server, call)? {
             Ok(replies) => Ok(Some(replies)),
             Err(mysql::Error::MySqlError(said)) if said.code == DEADLOCK => Ok(None),
             Err(mysql::Error::MySqlError(said)) if explain(&said).is_some() => {

@@ -58,32 +58,21 @@ impl CallLimits {
         self.wires.lock().push(Arc::downgrade(wire));
     }
 
-    /// Makes a call on a connection within `limit`. Returns `None` if it was cut off.
+    /// Makes a call of the mysql crate on a connection within `limit`. The crate panics on malformed packets.
     pub(crate) fn call<T>(
-        &self,
-        wire: &Wire,
-        limit: Duration,
-        call: impl FnOnce() -> T,
-    ) -> Option<T> {
-        let end = self.clock.now() + limit;
-        wire.end.store(end.as_nanos(), Ordering::SeqCst);
-        self.timer.note(end);
-        let result = call();
-        (wire.end.swap(NO_CALL, Ordering::SeqCst) != CUT).then_some(result)
-    }
-
-    /// Makes a call of the mysql crate, which panics on malformed packets.
-    pub(crate) fn call_crate<T>(
         &self,
         wire: &Wire,
         limit: Duration,
         server: &Server,
         call: impl FnOnce() -> mysql::Result<T>,
     ) -> Result<mysql::Result<T>, Failure> {
-        let reply = self.call(wire, limit, || {
-            catch_unwind(AssertUnwindSafe(|| without_signals(call)))
-        });
-        let reply = reply.ok_or_else(|| Failure::Unanswered(server.silent()))?;
+        let end = self.clock.now() + limit;
+        wire.end.store(end.as_nanos(), Ordering::SeqCst);
+        self.timer.note(end);
+        let reply = catch_unwind(AssertUnwindSafe(|| without_signals(call)));
+        if wire.end.swap(NO_CALL, Ordering::SeqCst) == CUT {
+            return Err(Failure::Unanswered(server.silent()));
+        }
         reply.map_err(|_| Failure::Unanswered(senseless()))
     }
 
