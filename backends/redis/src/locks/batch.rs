@@ -102,7 +102,7 @@ impl Locks {
         Call::attempt(&self.keys, (key, part), request, deadline)
     }
 
-    fn key(&self, request: &AcquireRequest<'_>) -> String {
+    pub(super) fn key(&self, request: &AcquireRequest<'_>) -> String {
         let of_permits = request.mode().is_permit();
         self.keys.lock(request.name().as_str(), of_permits)
     }

@@ -236,16 +236,13 @@ impl<'a> Call<'a> {
         loads: bool,
     ) -> Vec<u8> {
         self.asked_at = now;
-        let command = match loads {
-            true => Script::by_code,
-            false => Script::by_sha,
-        };
         let (script, key, text) = (self.script(), &*self.key, &*self.text);
+        let command = |keys: &[&str], args: &[&str]| script.command(loads, keys, args);
         let attempt = match &self.verb {
             Verb::Attempt(attempt) => attempt,
-            Verb::Renew { ttl } => return command(script, &[key], &[text, ttl]),
-            Verb::Release | Verb::Leave => return command(script, &[key], &[text]),
-            Verb::Inspect => return command(script, &[key], &[]),
+            Verb::Renew { ttl } => return command(&[key], &[text, ttl]),
+            Verb::Release | Verb::Leave => return command(&[key], &[text]),
+            Verb::Inspect => return command(&[key], &[]),
         };
         // The network may delay the request until the caller has stopped waiting.
         let latest = node.server_clock.at((now + limit).min(self.deadline));
@@ -259,8 +256,8 @@ impl<'a> Call<'a> {
             args.extend(["", "", micros]);
         }
         match attempt.has_epoch_beside {
-            true => command(script, &[key, &attempt.epoch_key], &args),
-            false => command(script, &[key], &args),
+            true => command(&[key, &attempt.epoch_key], &args),
+            false => command(&[key], &args),
         }
     }
 

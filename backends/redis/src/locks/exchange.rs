@@ -70,7 +70,10 @@ pub(super) fn run(
             ran
         })
     };
-    let ran = slot.and_then(|slot| node.run_on(slot, until, cancel, work));
+    let ran = match slot {
+        Ok(slot) => node.run_on(slot, until, cancel, work),
+        Err(failure) => Err(failure),
+    };
     if let Err(failure) = ran {
         let unanswered = calls.iter_mut().filter(|call| call.is_unanswered());
         unanswered.for_each(|call| call.fail(failure.clone()));

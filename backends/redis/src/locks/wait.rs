@@ -23,9 +23,7 @@ type Acquired = Option<Grant<RedisLease>>;
 impl Locks {
     /// Acquires a name at the node that owns its slot, and waits for it there.
     pub(crate) fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Acquired, Error> {
-        let (until, of_permits) = (request.end(), request.mode().is_permit());
-        let key = self.keys.lock(request.name().as_str(), of_permits);
-        let cancel = request.cancel();
+        let (key, until, cancel) = (self.key(request), request.end(), request.cancel());
         let mut node = self.topology.owner(&key, until, cancel)?;
         for _ in 1..MAX_NODES {
             let error = match self.acquire_at(&node, &key, request) {

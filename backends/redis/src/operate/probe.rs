@@ -58,11 +58,11 @@ impl Locks {
         let subscribe = subscribe.get_packed_pipeline();
         let try_all = |connection: &mut Connection, limit| {
             let asked_at = self.clock.now();
-            let answer = connection.ask(&PROBE.by_sha(keys, &args), limit)?;
+            let answer = connection.ask(&PROBE.command(false, keys, &args), limit)?;
             if !is_no_script(&answer) {
                 node.accepted(answer)?;
             }
-            let answer = connection.ask(&PROBE.by_code(keys, &args), limit);
+            let answer = connection.ask(&PROBE.command(true, keys, &args), limit);
             match answer.and_then(|answer| node.accepted(answer))? {
                 Value::Int(now) => node.note_time(now, asked_at),
                 failed => {

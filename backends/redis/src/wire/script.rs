@@ -1,6 +1,6 @@
-//! A script, the commands that run it in the server, and what it replies to an attempt.
+//! A script, the command that runs it in the server, and what it replies to an attempt.
 
-use redis::Value;
+use redis::{Value, cmd};
 
 pub(crate) struct Script {
     code: String,
@@ -14,14 +14,15 @@ impl Script {
         Self { code, sha }
     }
 
-    /// Returns the command that runs the script if the server has it.
-    pub(crate) fn by_sha(&self, keys: &[&str], args: &[&str]) -> Vec<u8> {
-        packed("EVALSHA", &self.sha, keys, args)
-    }
-
-    /// Returns the command that runs the script, and loads it.
-    pub(crate) fn by_code(&self, keys: &[&str], args: &[&str]) -> Vec<u8> {
-        packed("EVAL", &self.code, keys, args)
+    /// Returns the command that runs the script. If it does not load the script, the server must have it.
+    pub(crate) fn command(&self, loads: bool, keys: &[&str], args: &[&str]) -> Vec<u8> {
+        let (verb, script) = match loads {
+            true => ("EVAL", &self.code),
+            false => ("EVALSHA", &self.sha),
+        };
+        let mut command = cmd(verb);
+        command.arg(script).arg(keys.len()).arg(keys).arg(args);
+        command.get_packed_command()
     }
 }
 
@@ -76,10 +77,4 @@ impl Reply {
 /// or a restart.
 pub(crate) fn is_no_script(answer: &Value) -> bool {
     matches!(answer, Value::ServerError(error) if error.code() == "NOSCRIPT")
-}
-
-fn packed(command: &str, script: &str, keys: &[&str], args: &[&str]) -> Vec<u8> {
-    let mut command = redis::cmd(command);
-    command.arg(script).arg(keys.len()).arg(keys).arg(args);
-    command.get_packed_command()
 }
