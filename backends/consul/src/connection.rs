@@ -67,7 +67,7 @@ impl Connection {
         limit: Duration,
         cancel: Option<&CancelToken>,
     ) -> Result<HttpReply, Failure> {
-        self.open.counts().add_commands(1);
+        self.open.add_commands(1);
         let Request { method, path, body } = request;
         let reply = until_cancelled(cancel, Some(self.http.closer()), || {
             self.http.request(method, path, body.as_bytes(), limit)

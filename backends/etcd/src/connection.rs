@@ -73,7 +73,7 @@ impl Connection {
         limit: Duration,
         cancel: Option<&CancelToken>,
     ) -> Result<Value, Failure> {
-        self.open.counts().add_commands(1);
+        self.open.add_commands(1);
         let reply = until_cancelled(cancel, Some(self.http.closer()), || {
             self.http.post(path, body.to_string().as_bytes(), limit)
         });
@@ -86,7 +86,7 @@ impl Connection {
     /// Writes a request without waiting for anything, and returns whether it did: see [`Http::post_at_once`]. Otherwise the
     /// connection is of no use.
     fn send(&mut self, path: &str, body: &Value) -> bool {
-        self.open.counts().add_commands(1);
+        self.open.add_commands(1);
         let sent = self.http.post_at_once(path, body.to_string().as_bytes());
         sent.unwrap_or(false)
     }

@@ -108,7 +108,7 @@ impl Connection {
         }
         let is_sent = self.link.send_at_once(packed)?;
         if is_sent {
-            self.open.counts().add_commands(1);
+            self.open.add_commands(1);
             self.owes_release = true;
         }
         Ok(is_sent)
@@ -202,7 +202,7 @@ impl Connection {
     ) -> Result<(), Failure> {
         let began = self.link.begin(limit);
         began.map_err(|error| Failure::NotSent(self.server.closed().with_source(error)))?;
-        self.open.counts().add_commands(count);
+        self.open.add_commands(count);
         if count > 0
             && let Err(error) = self.link.send(packed)
         {
@@ -244,7 +244,7 @@ impl Connection {
     /// Sends one command within `limit`, without reading its reply.
     pub(crate) fn send(&mut self, command: &Cmd, limit: Duration) -> Result<(), RedisError> {
         self.link.extend(limit)?;
-        self.open.counts().add_commands(1);
+        self.open.add_commands(1);
         self.link.send(&command.get_packed_command())
     }
 

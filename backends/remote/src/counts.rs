@@ -39,9 +39,9 @@ impl Counts {
 pub struct OpenConnection(Arc<Counts>);
 
 impl OpenConnection {
-    /// The counts of its provider.
-    pub fn counts(&self) -> &Counts {
-        &self.0
+    /// Counts commands that are sent on it.
+    pub fn add_commands(&self, commands: usize) {
+        self.0.add_commands(commands);
     }
 }
 

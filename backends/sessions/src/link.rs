@@ -108,7 +108,7 @@ impl<I: Copy + Send + 'static> SessionLink<I> {
 
     /// Counts statements that are about to be sent.
     pub fn add_commands(&self, commands: usize) {
-        self.open.counts().add_commands(commands);
+        self.open.add_commands(commands);
     }
 
     /// Records for how long the server has had its locks.

@@ -37,7 +37,7 @@ impl Watch {
     /// Sends the requests for watches, whose messages follow.
     pub(crate) fn begin(&mut self, requests: &str, limit: Duration) -> Result<(), Failure> {
         let connection = &mut self.connection;
-        connection.open.counts().add_commands(1);
+        connection.open.add_commands(1);
         let (http, body) = (&mut connection.http, requests.as_bytes());
         let reply = http.post_for_stream("/v3/watch", body, limit);
         match connection.noted(reply)? {
