@@ -19,9 +19,8 @@ use crate::connection::{SessionConnection, SessionName};
 use crate::detached::Call;
 use crate::lease::SessionLease;
 use crate::requests::{Replies, Requests};
-use crate::sent::Sent;
 use crate::session::Session;
-use crate::store::SessionStore;
+use crate::store::{Sent, SessionStore};
 
 /// An attempt of the batch.
 struct Try<'a, 'b, C: SessionConnection> {

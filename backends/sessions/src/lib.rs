@@ -56,7 +56,6 @@ mod lease;
 mod link;
 mod registry;
 mod requests;
-mod sent;
 mod session;
 mod state;
 mod store;

@@ -6,11 +6,13 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    CancelToken, Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier, Usage,
+    CancelToken, Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier,
+    ReleaseDispatch, SentRelease, Usage,
 };
 use lockkeeper_remote::{Failure, Found, Pool, PooledConn, RemoteOptions, unknown};
 
 use crate::connection::SessionConnection;
+use crate::lease::SessionLease;
 use crate::link::LinkShared;
 use crate::registry::Sessions;
 use crate::session::Session;
@@ -103,6 +105,23 @@ impl<C: SessionConnection> SessionStore<C> {
     /// [`Backend::watch_leases`](lockkeeper_core::Backend::watch_leases).
     pub fn watch_leases(&self, verifier: LeaseVerifier) {
         self.sessions.verifiers.add(verifier);
+    }
+
+    /// Sends a release: see [`Backend::send_release`](lockkeeper_core::Backend::send_release).
+    pub fn send_release(&self, lease: &SessionLease<C>) -> ReleaseDispatch {
+        let SessionLease {
+            session,
+            name,
+            epoch,
+        } = lease;
+        match session.send_release(name, *epoch, self.clock.now()) {
+            false => ReleaseDispatch::NotSent,
+            true => ReleaseDispatch::Sent(SentRelease::new(Sent {
+                session: Arc::clone(session),
+                name: name.clone(),
+                is_taken: false,
+            })),
+        }
     }
 
     /// Runs `work` on a connection of the pool that holds no name, until `deadline`.
@@ -199,6 +218,33 @@ impl<C: SessionConnection> SessionStore<C> {
     pub(crate) fn shares(&self) -> bool {
         let most = usize::try_from(self.options.pool_size / 2).unwrap_or(usize::MAX);
         self.sessions.count() >= most.max(1)
+    }
+}
+
+/// A release that was sent and not waited for: the session owes the reply, which the next batch reads. If this is dropped
+/// before a batch takes it, the reply is lost.
+pub(crate) struct Sent<C: SessionConnection> {
+    session: Arc<Session<C>>,
+    name: C::Name,
+    is_taken: bool,
+}
+
+impl<C: SessionConnection> Sent<C> {
+    /// Takes what the engine gives back. The caller reads the reply.
+    pub(crate) fn take(sent: Option<SentRelease>) -> bool {
+        let sent = sent.and_then(SentRelease::into_inner::<Self>);
+        sent.is_some_and(|mut sent| {
+            sent.is_taken = true;
+            true
+        })
+    }
+}
+
+impl<C: SessionConnection> Drop for Sent<C> {
+    fn drop(&mut self) {
+        if !self.is_taken {
+            self.session.lose_reply(&self.name);
+        }
     }
 }
 
