@@ -57,5 +57,5 @@ pub use keeper::{LockKeeper, RunLocked};
 pub use mode::{MAX_PERMITS, Mode, limit_mismatch};
 pub use name::{AsLockName, LockName, MAX_NAME_BYTES};
 pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, OpenOptions, Outage, Wait};
-pub use process::{process_id, process_label, set_process_label};
+pub use process::{host_name, process_id, process_label, set_process_label};
 pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS, epoch_at, epochs_in};

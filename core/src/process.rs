@@ -1,4 +1,5 @@
-//! The id of this process, without a system call each time, and the label that stores show to people beside it.
+//! The id of this process, without a system call each time, and what stores show to people beside it: the host and a
+//! label.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -70,6 +71,15 @@ pub fn set_process_label(label: &str) -> Result<(), Error> {
         Ok(()) => Ok(()),
         Err(_) => refused("the process has a label already; set it once, at the start"),
     }
+}
+
+/// Returns the name of this host, which stores show to people. It is read once in each process.
+pub fn host_name() -> &'static str {
+    static HOST: OnceLock<String> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let name = rustix::system::uname();
+        name.nodename().to_string_lossy().into_owned()
+    })
 }
 
 /// Returns the [label](set_process_label) of this process, if it has one.

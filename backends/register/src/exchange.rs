@@ -6,8 +6,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, CancelToken, Error, Owner, process_label};
-use lockkeeper_remote::host_name;
+use lockkeeper_core::{AcquireRequest, CancelToken, Error, Owner, host_name, process_label};
 
 use crate::decide::{Attempt, Kind};
 use crate::entry::Lease;

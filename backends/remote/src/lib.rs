@@ -11,7 +11,6 @@ mod exchange;
 mod failure;
 mod findings;
 mod grace;
-mod holder;
 mod http;
 pub mod keys;
 mod members;
@@ -36,7 +35,6 @@ pub use failure::{
 };
 pub use findings::{connections_finding, restart_finding};
 pub use grace::RestartGrace;
-pub use holder::host_name;
 pub use http::{Http, HttpReply};
 pub use members::{Member, Members};
 pub use options::{Endpoint, RemoteOptions, given_once};

@@ -2,8 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Holder, LeaseId, Mode, process_label};
-use lockkeeper_remote::host_name;
+use lockkeeper_core::{AcquireRequest, Holder, LeaseId, Mode, host_name, process_label};
 use serde_json::{Value, json};
 
 /// The value of a key, as it is read.

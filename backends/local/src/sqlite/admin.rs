@@ -5,7 +5,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{Admin, Error, Finding, HeldName, Holder, HostInstant, LockName};
+use lockkeeper_core::{Admin, Error, Finding, HeldName, Holder, HostInstant, LockName, host_name};
 use rusqlite::{Params, Row};
 
 use super::db::Session;
@@ -135,17 +135,11 @@ fn holder(row: &HeldRow) -> Holder {
         // Processes of another container have another host name.
         host: Process::own()
             .shares_pid_scope(&row.lock.holder)
-            .then(hostname)
-            .flatten(),
+            .then(|| host_name().to_owned()),
         // No process has a lease that was detached.
         pid: Some(row.lock.holder.pid).filter(|pid| *pid != 0),
         since: UNIX_EPOCH.checked_add(Duration::from_millis(since)),
         label: row.label.clone(),
         ..Holder::default()
     }
-}
-
-fn hostname() -> Option<String> {
-    let name = rustix::system::uname();
-    Some(name.nodename().to_string_lossy().into_owned())
 }

@@ -3,8 +3,7 @@
 use std::borrow::Cow;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Holder, LeaseId, Mode, process_label};
-use lockkeeper_remote::host_name;
+use lockkeeper_core::{AcquireRequest, Holder, LeaseId, Mode, host_name, process_label};
 
 /// What is before the label at the end of a lease.
 const LABEL: &str = " label=";

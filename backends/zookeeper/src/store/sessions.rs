@@ -12,11 +12,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{CancelToken, Error, ErrorKind};
+use lockkeeper_core::{CancelToken, Error, ErrorKind, host_name};
 use lockkeeper_register::SessionId;
 use lockkeeper_remote::{
-    Failure, Pool, cancelled, connect_until_cancelled, host_name, no_time, nothing_granted,
-    senseless,
+    Failure, Pool, cancelled, connect_until_cancelled, no_time, nothing_granted, senseless,
 };
 use parking_lot::Mutex;
 
