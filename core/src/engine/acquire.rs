@@ -40,7 +40,7 @@ pub(super) struct Acquisition<'a, 'e> {
     /// The retries of this acquisition while it is the head.
     pub(super) retry: &'a RefCell<Retry<'e>>,
     /// The part of the store that keeps the name.
-    pub(super) part: &'a Cell<usize>,
+    pub(super) part: usize,
     /// When the store showed another holder last.
     pub(super) busy_at: &'a Cell<Option<HostInstant>>,
     /// Backs off after a failure of the head.
@@ -126,7 +126,7 @@ impl Engine {
             .map_err(|error| self.located(name, error))?;
         let key = Key::new(name, terms.mode);
         let report = AcquisitionReport::begin(self, name, terms.mode, began);
-        let (part, busy_at) = (Cell::new(0), Cell::new(None));
+        let (part, busy_at) = (self.part_of(name, terms.mode), Cell::new(None));
         let closing = &self.closing;
         let own = options.cancel.as_ref();
         let own = own.map(|own| own.with_parent(&closing.token));
@@ -136,31 +136,33 @@ impl Engine {
             (_, Outage::Fail) => WaitKind::UntilFailure,
             (_, Outage::Wait) => WaitKind::ThroughOutages,
         };
-        let limits = Limits {
-            clock: &*self.clock,
-            until: began,
-            cancel: Some(token),
-        };
-        // Changed in place: each move of it costs a lock within the process about 5 ns of 380.
-        let retry = RefCell::new(Retry::new(limits, began));
         let rides_out = match kind {
             WaitKind::ThroughOutages => true,
             WaitKind::SingleAttempt => attempt_until.is_some() && outage == Outage::Wait,
             WaitKind::UntilFailure => false,
         };
-        if !rides_out {
-            // Only a lost reply is a reason to ask again, for as long as a single attempt may.
-            let limit = self.capabilities.attempt_limit();
-            retry.borrow_mut().limit_to(limit);
-        }
         let mut end = self.end_of(deadline, began);
         if let Some(until) = attempt_until.filter(|_| rides_out) {
             // The store has no less time to answer than for any other single attempt.
             end = end.max(until + GRACE);
         }
+        let limits = Limits {
+            clock: &*self.clock,
+            until: deadline.unwrap_or(end),
+            cancel: Some(token),
+        };
+        // Changed in place: each move of it costs a lock within the process about 5 ns of 380.
+        let retry = RefCell::new(Retry::new(limits, began));
+        match rides_out {
+            true => retry.borrow_mut().ride_out(&self.parts.get(part).health),
+            // Only a lost reply is a reason to ask again, for as long as a single attempt may.
+            false => retry
+                .borrow_mut()
+                .limit_to(self.capabilities.attempt_limit()),
+        }
         let contended = || {
             busy_at.set(Some(self.clock.now()));
-            self.answered(part.get(), retry.borrow().asked_at());
+            self.answered(part, retry.borrow().asked_at());
             self.queue.contended(key);
             report.contended();
         };
@@ -179,7 +181,7 @@ impl Engine {
             };
             // A cancel may have ended the attempt without a reply.
             if !token.is_cancelled() {
-                self.note_failed_attempt(part.get(), asked_at, end, error);
+                self.note_failed_attempt(part, asked_at, end, error);
             }
             pause(error, answered_at)
         };
@@ -190,7 +192,7 @@ impl Engine {
             kind,
             rides_out,
             retry: &retry,
-            part: &part,
+            part,
             busy_at: &busy_at,
             pause: &pause,
             cancel: options.cancel.as_ref(),
@@ -213,7 +215,6 @@ impl Engine {
             },
             report: &report,
         };
-        part.set(self.part_of(&acquisition.request));
         let result = acquisition.run();
         self.closing.notify();
         let mut result = result.map_err(|error| self.located(name, error));
@@ -240,7 +241,7 @@ impl<'e> Acquisition<'_, 'e> {
         };
         match given {
             Given::HeadPermit => {
-                let mut permit = HeadPermit::new(engine, self.key, self.part.get());
+                let mut permit = HeadPermit::new(engine, self.key, self.part);
                 let answer = self.acquire_from_store(&mut permit);
                 permit.end(answer)
             }
@@ -273,14 +274,14 @@ impl<'e> Acquisition<'_, 'e> {
     }
 
     fn is_silent(&self) -> bool {
-        let part = self.engine.parts.get(self.part.get());
+        let part = self.engine.parts.get(self.part);
         part.is_silent(self.request.now())
     }
 
     /// Returns what is known of the part of the store that keeps the name.
     pub(super) fn health(&self) -> &'e Health {
         let engine: &'e Engine = self.engine;
-        &engine.parts.get(self.part.get()).health
+        &engine.parts.get(self.part).health
     }
 
     /// Returns the error of a thread that ends behind a head: the outage's, if there is one.

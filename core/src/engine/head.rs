@@ -29,11 +29,7 @@ impl Acquisition<'_, '_> {
         if request.is_cancelled() {
             return Err(engine.cancelled());
         }
-        let until = request.deadline.unwrap_or(request.end());
-        self.retry.borrow_mut().begin(until, request.started());
-        if self.rides_out {
-            self.retry.borrow_mut().ride_out(self.health());
-        }
+        self.retry.borrow_mut().begin(request.started());
         let result = self.ask();
         let is_reply_lost = self.retry.borrow_mut().end();
         // A cancelled request need not have seen a holder.
@@ -83,7 +79,7 @@ impl Acquisition<'_, '_> {
             let is_retry = self.retry.borrow().lost_reply().is_some();
             request.is_retry.set(is_retry);
             request.answered_at.set(None);
-            let asked = (self.part.get(), self.retry.borrow().asked_at());
+            let asked = (self.part, self.retry.borrow().asked_at());
             let error = match engine.attempt_or_wait(request, asked, self.cancel.is_some()) {
                 // Another holder has the name, or the request was cancelled.
                 Ok(None) => return Ok(None),

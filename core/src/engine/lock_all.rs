@@ -224,7 +224,7 @@ impl Engine {
                         end,
                         ..AcquireRequest::attempt(name, terms.policy.ttl(), &*self.clock)
                     };
-                    let part = self.part_of(&request);
+                    let part = self.part_of(name, mode);
                     let permit = HeadPermit::new(self, key, part);
                     let queued = self.attempt_of(&request, part);
                     steps.push(Step::Asks(permit, Box::new(request), queued));

@@ -3,9 +3,12 @@
 use std::iter;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::contract::provider::{AcquireRequest, GRACE};
+use crate::mode::Mode;
+use crate::name::LockName;
 
 use super::Engine;
 use super::health::Health;
@@ -105,12 +108,15 @@ impl Engine {
         self.closing.notify();
     }
 
-    /// Returns the number of the part that keeps the name of a request.
+    /// Returns the number of the part that keeps a name.
     #[inline(always)]
-    pub(super) fn part_of(&self, request: &AcquireRequest<'_>) -> usize {
+    pub(super) fn part_of(&self, name: &LockName, mode: Mode) -> usize {
         match self.capabilities.parts() {
             1 => 0,
-            parts => self.provider.part(request) % parts,
+            parts => {
+                let request = AcquireRequest::attempt(name, Duration::ZERO, &*self.clock);
+                self.provider.part(&request.with_mode(mode)) % parts
+            }
         }
     }
 }

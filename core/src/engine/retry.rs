@@ -52,9 +52,8 @@ impl<'a> Retry<'a> {
         self.asked_at
     }
 
-    /// Begins with the attempts, which may go on until `until`.
-    pub(super) fn begin(&mut self, until: HostInstant, began: HostInstant) {
-        self.limits.until = until;
+    /// Begins with the attempts.
+    pub(super) fn begin(&mut self, began: HostInstant) {
         self.asked_at = began;
     }
 

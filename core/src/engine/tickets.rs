@@ -140,7 +140,7 @@ impl Engine {
         terms: LeaseTerms,
         deadline: Option<HostInstant>,
     ) -> Result<Acquired, Error> {
-        let part = self.part_of(request);
+        let part = self.part_of(request.name, request.mode);
         let limits = Limits {
             clock: &*self.clock,
             until: deadline.unwrap_or(request.end()),
