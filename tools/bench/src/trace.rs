@@ -2,6 +2,8 @@
 
 use std::error::Error;
 use std::hint::black_box;
+use std::thread;
+use std::time::Duration;
 
 use lockkeeper::LockKeeper;
 
@@ -13,6 +15,9 @@ pub(crate) const TRACE: &str = "trace";
 
 /// Pairs before the traced one: they connect, start threads, and load what is loaded once.
 const WARM_UP: usize = 20;
+/// How long the traced pair waits for what the first grant starts on another thread: the connection on which a keeper of
+/// Redis listens is opened after 50 ms, and then all leases are verified.
+const SETTLES: Duration = Duration::from_millis(500);
 
 /// Runs the pair on a store of the kind with this name.
 pub(crate) fn run(words: &[String], kinds: &[Kind]) -> Done {
@@ -27,6 +32,7 @@ pub(crate) fn run(words: &[String], kinds: &[Kind]) -> Done {
     for _ in 0..WARM_UP {
         drop(keeper.lock("warm")?);
     }
+    thread::sleep(SETTLES);
     // Its reply is read before the traced lock begins.
     keeper.lock("warm")?.release()?;
     traced(&keeper)
