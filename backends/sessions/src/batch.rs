@@ -199,17 +199,20 @@ fn place<'a, 'b, C: SessionConnection>(
             group.tries.push(one);
             continue;
         }
-        match store.checkout_or_share(limits.patience, limits.cancel, || enter(true)) {
-            Ok(Found::Slot(slot)) => new.push(NewGroup {
+        let found = store
+            .pool
+            .checkout_or(limits.patience, limits.cancel, || enter(true));
+        match found {
+            Some(Found::Slot(slot)) => new.push(NewGroup {
                 slot,
                 idle,
                 names: HashSet::from([one.name.clone()]),
                 tries: vec![one],
             }),
-            Ok(Found::Other(session)) => {
+            Some(Found::Other(session)) => {
                 Group::add(groups, &session, |group| group.tries.push(one));
             }
-            Err(exhausted) => one.request.answer = Some(Err(exhausted.into_error())),
+            None => one.request.answer = Some(Err(store.exhausted().into_error())),
         }
     }
     new

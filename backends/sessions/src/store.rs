@@ -9,7 +9,7 @@ use lockkeeper_core::{
     CancelToken, Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier,
     ReleaseDispatch, SentRelease, Usage,
 };
-use lockkeeper_remote::{Failure, Found, Pool, PooledConn, RemoteOptions, unknown};
+use lockkeeper_remote::{Failure, Pool, PooledConn, RemoteOptions, unknown};
 
 use crate::connection::SessionConnection;
 use crate::lease::SessionLease;
@@ -169,20 +169,8 @@ impl<C: SessionConnection> SessionStore<C> {
         Ok(true)
     }
 
-    /// Returns a slot of the pool as soon as one is free, or a session that takes a name: what `shared`
-    /// returns. Waits within `left` and before a cancel.
-    pub(crate) fn checkout_or_share(
-        &self,
-        left: Duration,
-        cancel: Option<&CancelToken>,
-        shared: impl FnMut() -> Option<Arc<Session<C>>>,
-    ) -> Result<Found<C, Arc<Session<C>>>, Failure> {
-        let limit = left.min(self.options.response_timeout);
-        let found = self.pool.checkout_or(limit, cancel, shared);
-        found.ok_or_else(|| self.exhausted())
-    }
-
-    fn exhausted(&self) -> Failure {
+    /// Returns the failure of a caller that found no slot in the pool.
+    pub(crate) fn exhausted(&self) -> Failure {
         let hold = self.sessions.count();
         let wait = self.pool.waiting();
         self.pool.exhausted(

@@ -30,11 +30,10 @@ impl Engine {
     #[inline(always)] // As in `release.rs`.
     fn release_dropped_until(self: &Arc<Self>, acquired: &Acquired, end: HostInstant) {
         let now = self.clock.now();
-        let Some((ending, ended)) = self.end_guard(acquired, now) else {
+        let Some((ending, lease, callbacks)) = self.end_guard(acquired, now) else {
             return;
         };
-        let callbacks = ended.callbacks;
-        match ended.lease {
+        match lease {
             Some(lease) if now < end && self.may_send(acquired, ending, now) => {
                 self.send_release(acquired, (ending, callbacks), lease, now);
             }
@@ -70,12 +69,12 @@ impl Engine {
         let now = self.clock.now();
         let (mut sent, mut ended) = (Vec::new(), Vec::new());
         for acquired in all.iter().rev() {
-            let Some((ending, guard)) = self.end_guard(acquired, now) else {
+            let Some((ending, lease, callbacks)) = self.end_guard(acquired, now) else {
                 continue;
             };
-            ended.push((acquired, ending, guard.callbacks));
+            ended.push((acquired, ending, callbacks));
             let (unreleased, may_send) = unreleased(acquired, ending, now);
-            match guard.lease {
+            match lease {
                 Some(lease) if may_send => {
                     let release = self.begin_release(unreleased);
                     sent.push(self.unattended(lease, release));

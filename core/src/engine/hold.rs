@@ -390,7 +390,7 @@ mod tests {
         let changes: [Change; 4] = [
             |hold, _| hold.lose(),
             |hold, now| assert_eq!(hold.state(now + TTL), HoldState::Lost),
-            |hold, now| assert!(hold.end(now).in_time),
+            |hold, now| assert!(hold.end(now).0),
             |hold, _| drop(Acquired::first(Arc::clone(hold)).end_handover()),
         ];
         for change in changes {

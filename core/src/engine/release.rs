@@ -11,14 +11,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::contract::provider::Released;
+use crate::contract::provider::{ErasedLease, Released};
 use crate::engine::timer::MAX_SLEEP;
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
 use crate::sync::run_caught;
 
 use super::hold::acquired::{Acquired, Ending, ReleaseNews, UnreleasedGuard};
-use super::hold::lease::Ended;
 use super::hold::{Callbacks, Hold, HoldState};
 use super::key::Key;
 use super::name_state::Finished;
@@ -81,13 +80,13 @@ impl Engine {
     /// Ends a guard whose holder waits for the store's answer.
     pub(crate) fn release(self: &Arc<Self>, acquired: &Acquired) -> Result<Released, Error> {
         let now = self.clock.now();
-        let Some((ending, ended)) = self.end_guard(acquired, now) else {
+        let Some((ending, lease, callbacks)) = self.end_guard(acquired, now) else {
             return Ok(Released::Done);
         };
         let deadline = release_deadline(&acquired.hold, now);
         let request = |lease| LeaseRequest::release(lease, deadline);
-        let reply = ended.lease.map(|lease| self.ask(request(lease)));
-        let guard = (acquired, ending, ended.callbacks);
+        let reply = lease.map(|lease| self.ask(request(lease)));
+        let guard = (acquired, ending, callbacks);
         self.conclude_with(guard, reply, now)
     }
 
@@ -180,13 +179,14 @@ impl Engine {
         self.report_end(left.acquired, left.ending, answer)
     }
 
-    /// Ends a guard in this process. `None` if its lease was handed over, which is reported.
+    /// Ends a guard in this process. Returns its lease and its callbacks as [`Hold::end`] does. `None` if its lease was
+    /// handed over, which is reported.
     #[inline(always)] // See the module.
     pub(super) fn end_guard(
         &self,
         acquired: &Acquired,
         now: HostInstant,
-    ) -> Option<(Ending, Ended)> {
+    ) -> Option<(Ending, Option<ErasedLease>, Callbacks)> {
         let hold = &acquired.hold;
         // Other guards of a lost lease may still live, and this one reports the loss.
         if hold.mode == Mode::Shared && hold.state(now) == HoldState::Lost {
@@ -202,15 +202,15 @@ impl Engine {
             self.notify_released(acquired, held, &Ok(Released::Done));
             return None;
         }
-        let ended = hold.end(now);
+        let (in_time, lease, callbacks) = hold.end(now);
         // If the lease was lost before, the store may still have it, so its release comes first.
         let keeps_name = finished == Finished::Release || self.queue.begin_release(hold.key());
         let ending = Ending {
             keeps_name,
-            in_time: ended.in_time,
+            in_time,
             held,
         };
-        Some((ending, ended))
+        Some((ending, lease, callbacks))
     }
 
     /// Passes the name of an ended guard on, calls the user's code, and reports the end.

@@ -28,16 +28,6 @@ pub(crate) struct Unwanted {
     pub(crate) guard: Option<Box<UnreleasedGuard>>,
 }
 
-/// What a guard that is released leaves behind.
-pub(crate) struct Ended {
-    /// Whether the lock was held until now.
-    pub(crate) in_time: bool,
-    /// `None` if a renewal has the lease, or if it was released.
-    pub(crate) lease: Option<ErasedLease>,
-    /// The caller's code, to be dropped with no lock held.
-    pub(crate) callbacks: Callbacks,
-}
-
 pub(super) enum LeaseSlot {
     Here(ErasedLease),
     /// A renewal has the lease. When it comes back, it is released for this guard, which has ended meanwhile.
@@ -188,9 +178,10 @@ impl Hold {
         Some(std::mem::take(&mut inside.on_lost))
     }
 
-    /// Ends the guard that has the hold: from here on nothing is renewed, and no loss is reported.
-    /// It takes one lock for everything, since every release comes through here.
-    pub(crate) fn end(&self, now: HostInstant) -> Ended {
+    /// Ends the guard that has the hold: from here on nothing is renewed, and no loss is reported. Returns whether the
+    /// lock was held until now; the lease, unless a renewal has it or it was released; and the callbacks, to be dropped
+    /// with no lock held. It takes one lock for everything, since every release comes through here.
+    pub(crate) fn end(&self, now: HostInstant) -> (bool, Option<ErasedLease>, Callbacks) {
         let mut inside = lock(&self.inside);
         let in_time = self.deadline.release(now);
         // The loss of a guard that was lost may still have to be reported.
@@ -201,11 +192,7 @@ impl Hold {
         };
         let lease = inside.lease.take(LeaseSlot::Gone);
         self.notify(&inside);
-        Ended {
-            in_time,
-            lease,
-            callbacks,
-        }
+        (in_time, lease, callbacks)
     }
 }
 
