@@ -286,15 +286,9 @@ mod tests {
     fn lease_of_another_provider_is_an_error_and_never_lost() {
         let store: &dyn LockProvider = &Store;
         let (mut own, mut foreign) = (ErasedLease::new(1_u8), ErasedLease::new("foreign"));
-        let ttl = Duration::from_secs(1);
-        let mut batch = [&mut own, &mut foreign].map(|lease| {
-            Operation::Renew(RenewRequest {
-                lease,
-                ttl,
-                deadline: HostInstant::NEVER,
-                answer: None,
-            })
-        });
+        let (ttl, never) = (Duration::from_secs(1), HostInstant::NEVER);
+        let renewal = |lease| Operation::Renew(RenewRequest::new(lease, ttl, never));
+        let mut batch = [&mut own, &mut foreign].map(renewal);
         store.batch(&mut batch);
         let [Operation::Renew(renewed), Operation::Renew(refused)] = batch else {
             panic!("the operations are renewals");

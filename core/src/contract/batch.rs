@@ -216,12 +216,7 @@ impl<'a> Operation<'a, ErasedLease> {
                     it.answer = Some(Err(foreign_lease()));
                     return None;
                 };
-                let renewal = RenewRequest {
-                    lease,
-                    ttl: it.ttl,
-                    deadline: it.deadline,
-                    answer: None,
-                };
+                let renewal = RenewRequest::new(lease, it.ttl, it.deadline);
                 Some((Operation::Renew(renewal), Answer::Renew(&mut it.answer)))
             }
             Operation::Release(it) => {
@@ -230,10 +225,8 @@ impl<'a> Operation<'a, ErasedLease> {
                     return None;
                 };
                 let release = ReleaseRequest {
-                    lease,
                     sent: it.sent.take(),
-                    deadline: it.deadline,
-                    answer: None,
+                    ..ReleaseRequest::new(lease, it.deadline)
                 };
                 Some((Operation::Release(release), Answer::Release(&mut it.answer)))
             }
