@@ -174,7 +174,7 @@ impl fmt::Debug for StoreFault {
 
 const REDIS: RedisKind = RedisKind::Redis7;
 const POSTGRES: PostgresKind = PostgresKind::Postgres15;
-/// A leader of 3.4.23 that resumes can end leases that the new leader has renewed, so that a lock has two holders:
+/// Not 3.4.23, whose leader ends leases of the next leader also after its disk was slow:
 /// <https://github.com/etcd-io/etcd/issues/15247>.
 const ETCD: EtcdKind = EtcdKind::Etcd3_5;
 const ZOOKEEPER: ZooKeeperKind = ZooKeeperKind::ZooKeeper3_8;

@@ -95,7 +95,7 @@ fn former_leader(told: &[Told<'_>]) -> Option<Finding> {
     Some(Finding::warning(
         "former leader",
         format!("etcd {version} lets a former leader end leases that the new leader has renewed"),
-        "a lock can have two holders for up to a third of its ttl, after a leader was stopped for longer than a ttl",
+        "a lock can have two holders for up to a third of its ttl, after the disk of a leader was slow for longer than a ttl",
         "update etcd to 3.4.31, 3.5.13 or later",
     ))
 }

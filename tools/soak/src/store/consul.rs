@@ -15,5 +15,5 @@ const ELECTION: Duration = Duration::from_secs(4);
 
 pub(super) fn start(ttl: Duration) -> io::Result<Store> {
     let cluster = Arc::new(ConsulCluster::start(CONSUL, &ConsulOptions::new())?);
-    members::store(&cluster, ELECTION + ttl, Vec::new())
+    members::store(&cluster, ELECTION + ttl, None, Vec::new())
 }

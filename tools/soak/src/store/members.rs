@@ -9,10 +9,12 @@ use lockkeeper_testkit::{Cluster, Member, NetworkedMember, Proxy, TestServer};
 use super::{Network, Store, StoreFault, with_timeouts};
 use crate::faults::Lane;
 
-/// Makes the store of a cluster. `grace` is how much longer than its ttl a lease may outlive its holder.
+/// Makes the store of a cluster. `grace` is how much longer than its ttl a lease may outlive its holder. A leader that goes on
+/// after it was stopped may end leases for `revokes`, although the next leader has renewed them; `None` if it never does.
 pub(super) fn store<M: Member>(
     cluster: &Arc<Cluster<M>>,
     grace: Duration,
+    revokes: Option<Duration>,
     further: Vec<StoreFault>,
 ) -> io::Result<Store> {
     let first = cluster.member(0);
@@ -20,11 +22,14 @@ pub(super) fn store<M: Member>(
     let through = first.url_via(proxy.addr());
     let urls = [format!("{}/?", cluster.url(1)), through].map(|url| with_timeouts(&url));
     let mut faults = vec![
-        on_leader("leader stopped", cluster, |cluster, leader, lane| {
+        on_leader("leader stopped", cluster, move |cluster, leader, lane| {
             let leader = cluster.member(leader);
             leader.stop()?;
             lane.spell();
-            leader.cont()
+            match revokes {
+                Some(time) => lane.journal.forget_of(None, time, || leader.cont()),
+                None => leader.cont(),
+            }
         }),
         on_leader("leader killed", cluster, |cluster, leader, lane| {
             let leader = cluster.member(leader);
@@ -69,7 +74,7 @@ pub(super) fn cut_off<M: NetworkedMember>(cluster: &Arc<Cluster<M>>) -> Vec<Stor
 fn on_leader<M: Member>(
     kind: &'static str,
     cluster: &Arc<Cluster<M>>,
-    act: fn(&Cluster<M>, usize, &mut Lane<'_>) -> io::Result<()>,
+    act: impl Fn(&Cluster<M>, usize, &mut Lane<'_>) -> io::Result<()> + Send + Sync + 'static,
 ) -> StoreFault {
     let cluster = Arc::clone(cluster);
     StoreFault::new(kind, move |lane| {

@@ -15,5 +15,5 @@ const GRACE: Duration = Duration::from_secs(6);
 pub(super) fn start() -> io::Result<Store> {
     let ensemble = ZooKeeperEnsemble::start(ZOOKEEPER, &ZooKeeperOptions::new())?;
     let ensemble = Arc::new(ensemble);
-    members::store(&ensemble, GRACE, members::cut_off(&ensemble))
+    members::store(&ensemble, GRACE, None, members::cut_off(&ensemble))
 }

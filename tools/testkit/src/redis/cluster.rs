@@ -116,17 +116,27 @@ impl RedisCluster {
             .ok_or_else(|| io::Error::other("CLUSTER MYID says nothing"))
     }
 
-    /// Returns the slot of a key, and the number of the node that owns it, as another node than `except` sees it.
+    /// Returns the slot of a key, and the number of the node that owns it, as another node than `except` sees it. Waits until
+    /// one does: during a fail-over the slot may have no owner.
     ///
     /// # Errors
-    /// No node answers, or it is owned by none.
+    /// None does within 30 s, or no node answers.
     pub fn owner(&self, key: &str, except: Option<usize>) -> io::Result<(u16, usize)> {
+        let mut found = None;
+        self.wait("an owner of the slot", |cluster| {
+            found = cluster.find_owner(key, except)?;
+            Ok(found.is_some())
+        })?;
+        found.ok_or_else(|| io::Error::other("no node owns the slot"))
+    }
+
+    fn find_owner(&self, key: &str, except: Option<usize>) -> io::Result<Option<(u16, usize)>> {
         let asked = (0..self.count()).find(|at| Some(*at) != except);
         let asked = self.server(asked.unwrap_or_default());
         let slot = asked.command(&["CLUSTER", "KEYSLOT", key])?.int();
         let slot = slot.and_then(|slot| u16::try_from(slot).ok());
         let ranges = asked.command(&["CLUSTER", "SLOTS"])?;
-        let found = ranges.items().iter().find_map(|range| {
+        Ok(ranges.items().iter().find_map(|range| {
             let [start, end, primary, ..] = range.items() else {
                 return None;
             };
@@ -134,8 +144,7 @@ impl RedisCluster {
             let port = primary.items().get(1)?.int()?;
             let at = self.named(port)?;
             range.contains(&i64::from(slot?)).then_some((slot?, at))
-        });
-        found.ok_or_else(|| io::Error::other("no node owns the slot"))
+        }))
     }
 
     /// Waits until another node than `former` owns the slot of a key, and returns its number.
