@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lockkeeper_core::{
     AcquireRequest, Grant, HostInstant, LeaseId, LockName, epoch_at, process_label,
 };
+use rusqlite::Params;
 
 use super::db::Session;
 use super::holders::{Key, nanos, signed, stored_mode};
@@ -185,6 +186,24 @@ pub(super) fn take(
     granted.ok_or(rusqlite::Error::QueryReturnedNoRows)
 }
 
+/// Returns the parameters of [`RENEW`] and [`DETACH`].
+fn extension<'a>(
+    key: Key<'a>,
+    lease: &SqliteLease,
+    now: HostInstant,
+    ttl: Duration,
+) -> impl Params + use<'a> {
+    (
+        key.namespace,
+        key.name,
+        key.permits,
+        lease.slot,
+        signed(lease.epoch),
+        nanos(now),
+        nanos(now + ttl),
+    )
+}
+
 /// Renews a lease in one statement. Returns `false` if it has expired or was replaced.
 pub(super) fn renew(
     session: &Session<'_>,
@@ -193,18 +212,7 @@ pub(super) fn renew(
     now: HostInstant,
     ttl: Duration,
 ) -> rusqlite::Result<bool> {
-    let (slot, epoch) = (lease.slot, signed(lease.epoch));
-    let times = (nanos(now), nanos(now + ttl));
-    let params = (
-        key.namespace,
-        key.name,
-        key.permits,
-        slot,
-        epoch,
-        times.0,
-        times.1,
-    );
-    Ok(session.change(RENEW, params)? > 0)
+    Ok(session.change(RENEW, extension(key, lease, now, ttl))? > 0)
 }
 
 /// Extends a lease that no process has from then on. `None` if it has expired or was replaced.
@@ -215,17 +223,7 @@ pub(super) fn detach(
     now: HostInstant,
     ttl: Duration,
 ) -> rusqlite::Result<Option<LeaseId>> {
-    let (slot, epoch) = (lease.slot, signed(lease.epoch));
-    let params = (
-        key.namespace,
-        key.name,
-        key.permits,
-        slot,
-        epoch,
-        nanos(now),
-        nanos(now + ttl),
-    );
-    session.first(DETACH, params, |row| {
+    session.first(DETACH, extension(key, lease, now, ttl), |row| {
         Ok(LeaseId {
             nonce: row.get::<_, i64>(0)?.cast_unsigned(),
             request: row.get::<_, i64>(1)?.cast_unsigned(),
