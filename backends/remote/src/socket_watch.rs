@@ -17,29 +17,6 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-/// The event that the peer sends nothing more. poll(2) also reports, unrequested, that both sides have
-/// closed (`POLLHUP`) and that the connection has failed (`POLLERR`). Data that arrives does not wake the
-/// thread.
-#[cfg(any(
-    target_os = "freebsd",
-    target_os = "illumos",
-    all(
-        any(target_os = "linux", target_os = "android"),
-        not(any(target_arch = "sparc", target_arch = "sparc64"))
-    )
-))]
-const ENDED: PollFlags = PollFlags::RDHUP;
-/// Other systems have no `POLLRDHUP`.
-#[cfg(not(any(
-    target_os = "freebsd",
-    target_os = "illumos",
-    all(
-        any(target_os = "linux", target_os = "android"),
-        not(any(target_arch = "sparc", target_arch = "sparc64"))
-    )
-)))]
-const ENDED: PollFlags = PollFlags::HUP;
-
 /// The pause after a poll that failed, such as for want of memory.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -212,10 +189,18 @@ impl Shared {
     }
 }
 
+/// Returns the event that the peer sends nothing more, and `POLLHUP` on systems without it. poll(2) also reports,
+/// unrequested, that both sides have closed (`POLLHUP`) and that the connection has failed (`POLLERR`). Data that arrives
+/// does not wake the thread.
+fn end_of_stream() -> PollFlags {
+    PollFlags::from_name("RDHUP").unwrap_or(PollFlags::HUP)
+}
+
 /// Waits until connections have ended or the thread is woken. Returns the ids of the connections that have
 /// ended.
 fn wait(woken: &UnixStream, watched: &[(u64, Arc<TcpStream>)]) -> Vec<u64> {
-    let sockets = watched.iter().map(|(_, socket)| PollFd::new(socket, ENDED));
+    let event = end_of_stream();
+    let sockets = watched.iter().map(|(_, socket)| PollFd::new(socket, event));
     let mut polled = vec![PollFd::new(woken, PollFlags::IN)];
     polled.extend(sockets);
     match poll(&mut polled, None) {
