@@ -148,20 +148,26 @@ mod tests {
         (map, register)
     }
 
+    /// Makes an entry.
+    fn write(register: &Register<MapStore>, key: &Key, contents: &Contents) -> Option<Version> {
+        let write = Write {
+            key,
+            seen: None,
+            session: None,
+            also: None,
+            value: Some(&contents.text()),
+        };
+        let written = register.store.write(&[write], register.background_call());
+        written.unwrap().remove(0)
+    }
+
     #[test]
     fn free_name_that_could_not_be_removed_is_removed_next_time() {
         let (map, register) = register();
         let call = register.background_call();
         let key = Key::read("lock/a");
         let contents = Contents::free(&key, 5);
-        let write = Write {
-            key: &key,
-            seen: None,
-            session: None,
-            also: None,
-            value: Some(&contents.text()),
-        };
-        let version = register.store.write(&[write], call).unwrap().remove(0);
+        let version = write(&register, &key, &contents);
         let since = register.now();
         register.freed.note(&key, Some(&contents), version, since);
         for is_cut_off in [true, false] {
@@ -197,14 +203,7 @@ mod tests {
                 mode: Mode::Exclusive,
                 session: session.to_owned(),
             }));
-            let write = Write {
-                key: &key,
-                seen: None,
-                session: None,
-                also: None,
-                value: Some(&contents.text()),
-            };
-            register.store.write(&[write], call).unwrap();
+            write(&register, &key, &contents);
         }
         register.remove_abandoned(call).unwrap();
         let left = register.store.list(call).unwrap();

@@ -182,10 +182,24 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
 #[cfg(test)]
 mod tests {
     use std::iter;
-    use std::sync::mpsc::{RecvTimeoutError, channel};
+    use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
     use super::*;
     use crate::clock::{ManualClock, SystemClock};
+
+    /// Ends a test's wait that would last forever.
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// Starts a timer, and returns the channel on which each poll tells whether the clock has jumped.
+    fn jumps(timer: &Timer) -> Receiver<bool> {
+        let (sender, polled) = channel();
+        let poll = move |tick: Tick| {
+            sender.send(tick.jumped).ok()?;
+            Some(HostInstant::NEVER)
+        };
+        timer.start("test-timer", poll).unwrap();
+        polled
+    }
 
     #[test]
     fn note_during_a_poll_is_not_missed() {
@@ -199,7 +213,7 @@ mod tests {
         };
         timer.start("test-timer", poll).unwrap();
         for _ in 0..3 {
-            polled.recv_timeout(Duration::from_secs(30)).unwrap();
+            polled.recv_timeout(LIMIT).unwrap();
         }
         timer.stop();
     }
@@ -208,35 +222,23 @@ mod tests {
     fn clock_that_is_moved_by_hand_tells_of_the_smallest_jump() {
         let clock = ManualClock::new();
         let timer = Timer::new(Arc::new(clock.clone()));
-        let (sender, polled) = channel();
-        let poll = move |tick: Tick| {
-            sender.send(tick.jumped).ok()?;
-            Some(HostInstant::NEVER)
-        };
-        timer.start("test-timer", poll).unwrap();
-        let limit = Duration::from_secs(30);
-        assert_eq!(polled.recv_timeout(limit), Ok(false));
+        let polled = jumps(&timer);
+        assert_eq!(polled.recv_timeout(LIMIT), Ok(false));
         clock.advance(Duration::from_nanos(1));
-        assert_eq!(polled.recv_timeout(limit), Ok(true));
+        assert_eq!(polled.recv_timeout(LIMIT), Ok(true));
     }
 
     #[test]
     fn thread_ends_with_its_timer_or_when_that_is_stopped() {
         for is_dropped in [true, false] {
             let mut timer = Some(Timer::new(Arc::new(SystemClock)));
-            let (sender, polled) = channel();
-            let poll = move |_: Tick| {
-                sender.send(()).ok()?;
-                Some(HostInstant::NEVER)
-            };
-            let limit = Duration::from_secs(30);
-            timer.as_ref().unwrap().start("test-timer", poll).unwrap();
-            polled.recv_timeout(limit).expect("it polls once");
+            let polled = jumps(timer.as_ref().unwrap());
+            polled.recv_timeout(LIMIT).expect("it polls once");
             match is_dropped {
                 true => timer = None,
                 false => timer.as_ref().unwrap().stop(),
             }
-            let ended = iter::repeat_with(|| polled.recv_timeout(limit)).find_map(Result::err);
+            let ended = iter::repeat_with(|| polled.recv_timeout(LIMIT)).find_map(Result::err);
             assert_eq!(ended, Some(RecvTimeoutError::Disconnected));
             drop(timer);
         }
@@ -256,18 +258,12 @@ mod tests {
     fn long_jump_is_noticed_also_where_the_clock_reports_none() {
         let clock = ManualClock::new();
         let timer = Timer::new(Arc::new(Silent(clock.clone())));
-        let (sender, polled) = channel();
-        let poll = move |tick: Tick| {
-            sender.send(tick.jumped).ok()?;
-            Some(HostInstant::NEVER)
-        };
-        timer.start("test-timer", poll).unwrap();
-        let limit = Duration::from_secs(30);
-        assert_eq!(polled.recv_timeout(limit), Ok(false));
+        let polled = jumps(&timer);
+        assert_eq!(polled.recv_timeout(LIMIT), Ok(false));
         for (moved, jumps) in [(0, false), (1, false), (3_600_000, true)] {
             clock.advance(Duration::from_millis(moved));
             timer.note(HostInstant::default());
-            assert_eq!(polled.recv_timeout(limit), Ok(jumps), "{moved} ms");
+            assert_eq!(polled.recv_timeout(LIMIT), Ok(jumps), "{moved} ms");
         }
     }
 }
