@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use lockkeeper::Config;
 use lockkeeper::backend::{Capabilities, Driver, Drivers, LockProvider, OpenContext};
-use lockkeeper::backends::consul::ConsulDriver;
-use lockkeeper::backends::etcd::EtcdDriver;
+use lockkeeper::backends::consul::{ConsulDriver, ConsulOptions};
+use lockkeeper::backends::etcd::{EtcdDriver, EtcdOptions};
 use lockkeeper::backends::local::{MemoryDriver, SqliteDriver};
 use lockkeeper::backends::mysql::MySqlDriver;
 use lockkeeper::backends::postgres::PostgresDriver;
@@ -15,8 +15,6 @@ use lockkeeper::backends::redis::RedisDriver;
 use lockkeeper::backends::zookeeper::ZooKeeperDriver;
 use parking_lot::Mutex;
 
-use super::consul::ConsulConfig;
-use super::etcd::EtcdConfig;
 use super::mysql::MySqlConfig;
 use super::postgres::PostgresConfig;
 use super::redis::client::RedisConfig;
@@ -35,9 +33,9 @@ pub(crate) enum ClientConfig {
     /// A PostgreSQL server.
     Postgres(PostgresConfig),
     /// An etcd cluster.
-    Etcd(EtcdConfig),
+    Etcd(EtcdOptions),
     /// A Consul cluster.
-    Consul(ConsulConfig),
+    Consul(ConsulOptions),
     /// A ZooKeeper ensemble.
     ZooKeeper(ZooKeeperConfig),
     /// A majority of other stores.
@@ -62,12 +60,10 @@ impl ClientConfig {
                 Ok(Self::Postgres(PostgresConfig { options }))
             }))
             .with(captured.by(EtcdDriver, |context| {
-                let options = EtcdDriver::options(context)?;
-                Ok(Self::Etcd(EtcdConfig { options }))
+                Ok(Self::Etcd(EtcdDriver::options(context)?))
             }))
             .with(captured.by(ConsulDriver, |context| {
-                let options = ConsulDriver::options(context)?;
-                Ok(Self::Consul(ConsulConfig { options }))
+                Ok(Self::Consul(ConsulDriver::options(context)?))
             }))
             .with(captured.by(ZooKeeperDriver, |context| {
                 let options = ZooKeeperDriver::options(context)?;

@@ -1,4 +1,4 @@
-//! `consul:` and `consuls:`: how to connect, and the state beside the locks, as keys of the same cluster. The cluster
+//! `consul:` and `consuls:`: requests, and the state beside the locks, as keys of the same cluster. The cluster
 //! counts no requests by their program, so the strategies count.
 
 use std::time::Duration;
@@ -15,18 +15,6 @@ use crate::random::random;
 
 /// Far longer than the cluster needs for a request, also with 10,000 threads in a queue.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How to connect to a cluster, with the settings of the backend's URL.
-#[derive(Clone)]
-pub(crate) struct ConsulConfig {
-    pub(crate) options: ConsulOptions,
-}
-
-impl ConsulConfig {
-    pub(crate) fn connect(&self) -> Result<PlainClient, Error> {
-        Ok(PlainClient::connect(&self.options)?)
-    }
-}
 
 /// What an agent replied.
 pub(crate) struct Reply {
@@ -75,10 +63,10 @@ pub(crate) struct ConsulKeys {
 
 impl ConsulKeys {
     /// Connects. All keys begin with `prefix`.
-    pub(crate) fn open(config: &ConsulConfig, prefix: &str) -> Result<Self, Error> {
-        let config = config.clone();
+    pub(crate) fn open(options: &ConsulOptions, prefix: &str) -> Result<Self, Error> {
+        let options = options.clone();
         Ok(Self {
-            connections: Pool::open(FEW, move || config.connect())?,
+            connections: Pool::open(FEW, move || Ok(PlainClient::connect(&options)?))?,
             prefix: prefix.to_owned(),
         })
     }

@@ -1,4 +1,4 @@
-//! `etcd:` and `etcds:`: how to connect, and the state beside the locks, as keys of the same cluster. The cluster's
+//! `etcd:` and `etcds:`: requests, and the state beside the locks, as keys of the same cluster. The cluster's
 //! count of requests has those of the data as well, so the strategies count.
 
 use std::time::Duration;
@@ -17,18 +17,6 @@ use crate::random::random;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Removes what a run that was killed left behind.
 const TTL_SECONDS: u32 = 86_400;
-
-/// How to connect to a cluster, with the settings of the backend's URL.
-#[derive(Clone)]
-pub(crate) struct EtcdConfig {
-    pub(crate) options: EtcdOptions,
-}
-
-impl EtcdConfig {
-    pub(crate) fn connect(&self) -> Result<PlainClient, Error> {
-        Ok(PlainClient::connect(&self.options)?)
-    }
-}
 
 /// Sends a request that does not wait inside the cluster.
 pub(crate) fn call(client: &mut PlainClient, path: &str, body: &Value) -> Result<Value, Error> {
@@ -60,11 +48,11 @@ pub(crate) struct EtcdKeys {
 
 impl EtcdKeys {
     /// Connects. All keys begin with `prefix`.
-    pub(crate) fn open(config: &EtcdConfig, prefix: &str) -> Result<Self, Error> {
-        let lease = grant_lease(&mut config.connect()?, TTL_SECONDS.into())?;
-        let config = config.clone();
+    pub(crate) fn open(options: &EtcdOptions, prefix: &str) -> Result<Self, Error> {
+        let lease = grant_lease(&mut PlainClient::connect(options)?, TTL_SECONDS.into())?;
+        let options = options.clone();
         Ok(Self {
-            connections: Pool::open(FEW, move || config.connect())?,
+            connections: Pool::open(FEW, move || Ok(PlainClient::connect(&options)?))?,
             prefix: prefix.to_owned(),
             lease,
         })

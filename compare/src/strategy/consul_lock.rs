@@ -6,19 +6,18 @@
 //! by which a dead holder's lock stays taken for another 15 s, is off.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper::Usage;
-use lockkeeper::backends::consul::PlainClient;
-use parking_lot::Mutex;
+use lockkeeper::backends::consul::{ConsulOptions, PlainClient};
 use serde_json::{Value, json};
 
+use super::clients::Clients;
 use super::lock::{Held, Lock, LockRequest};
 use super::timer;
 use crate::cancel::Cancellation;
 use crate::error::Error;
-use crate::store::consul::{ConsulConfig, Reply, call, call_within};
+use crate::store::consul::{Reply, call, call_within};
 
 /// How often the timer renews the session within a ttl.
 const RENEWALS: u32 = 3;
@@ -32,24 +31,18 @@ pub(super) struct ConsulLock {
 
 /// What the threads of a program share.
 struct Program {
-    config: ConsulConfig,
+    clients: Clients<PlainClient>,
     cancel: Cancellation,
-    /// Connections that no thread uses.
-    idle: Mutex<Vec<PlainClient>>,
-    open: AtomicU32,
-    sent: AtomicU64,
 }
 
 impl ConsulLock {
     /// Uses this cluster, where no lock can have a shorter ttl than `min_ttl`.
-    pub(super) fn new(config: &ConsulConfig, min_ttl: Duration, cancel: &Cancellation) -> Self {
+    pub(super) fn new(options: &ConsulOptions, min_ttl: Duration, cancel: &Cancellation) -> Self {
+        let options = options.clone();
         Self {
             program: Arc::new(Program {
-                config: config.clone(),
+                clients: Clients::new(move || Ok(PlainClient::connect(&options)?)),
                 cancel: cancel.clone(),
-                idle: Mutex::default(),
-                open: AtomicU32::new(0),
-                sent: AtomicU64::new(0),
             }),
             min_ttl,
         }
@@ -86,10 +79,7 @@ impl Lock for ConsulLock {
     }
 
     fn usage(&self) -> Option<Usage> {
-        Some(Usage {
-            commands: self.program.sent.load(Ordering::Relaxed),
-            connections: self.program.open.load(Ordering::Relaxed),
-        })
+        Some(self.program.clients.usage())
     }
 
     fn min_ttl(&self) -> Duration {
@@ -102,32 +92,11 @@ impl Lock for ConsulLock {
 }
 
 impl Program {
-    /// Makes a request on a connection that no thread uses, or on a new one.
-    fn with_client<T>(
-        &self,
-        work: impl FnOnce(&mut PlainClient) -> Result<Option<T>, Error>,
-    ) -> Result<Option<T>, Error> {
-        let idle = self.idle.lock().pop();
-        let mut client = match idle {
-            Some(client) => client,
-            None => {
-                self.open.fetch_add(1, Ordering::Relaxed);
-                self.config.connect()?
-            }
-        };
-        self.sent.fetch_add(1, Ordering::Relaxed);
-        let result = work(&mut client)?;
-        match result {
-            Some(_) => self.idle.lock().push(client),
-            // A reply may still come on the connection.
-            None => drop(self.open.fetch_sub(1, Ordering::Relaxed)),
-        }
-        Ok(result)
-    }
-
     fn put(&self, path: (&str, &[&str]), body: &str) -> Result<Value, Error> {
-        let reply = self.with_client(|client| call(client, "PUT", path, body).map(Some))?;
-        Ok(reply.map(|reply| reply.body).unwrap_or_default())
+        let reply = self
+            .clients
+            .request(|client| call(client, "PUT", path, body))?;
+        Ok(reply.body)
     }
 
     fn create_session(&self, ttl: Duration) -> Result<String, Error> {
@@ -175,6 +144,7 @@ impl Program {
         ];
         let query = query.each_ref().map(String::as_str);
         let bounds = (limit, Some(self.cancel.token()));
-        self.with_client(|client| call_within(client, "GET", (path, &query), "", bounds))
+        self.clients
+            .wait(|client| call_within(client, "GET", (path, &query), "", bounds))
     }
 }

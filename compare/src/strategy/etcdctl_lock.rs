@@ -8,19 +8,19 @@
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper::backends::etcd::{PlainClient, encoded};
+use lockkeeper::backends::etcd::{EtcdOptions, PlainClient, encoded};
 use lockkeeper::{CancelRegistration, Usage};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use super::clients::Clients;
 use super::lock::{Held, Lock, LockRequest};
 use super::timer;
 use crate::cancel::Cancellation;
 use crate::error::Error;
-use crate::store::etcd::{EtcdConfig, all_of, call, grant_lease};
+use crate::store::etcd::{all_of, call, grant_lease};
 
 /// How often the timer keeps the lease alive within a ttl.
 const RENEWALS: u32 = 3;
@@ -36,26 +36,20 @@ pub(super) struct EtcdctlLock {
 
 /// What the threads of a program share.
 struct Program {
-    config: EtcdConfig,
+    clients: Clients<PlainClient>,
     cancel: Cancellation,
-    /// Connections that no thread uses.
-    idle: Mutex<Vec<PlainClient>>,
-    /// The sockets of the threads that wait, by the number of the request.
-    waiting: Mutex<HashMap<u64, TcpStream>>,
-    open: AtomicU32,
-    sent: AtomicU64,
+    /// The sockets of the threads that wait, by the lease.
+    waiting: Mutex<HashMap<String, TcpStream>>,
 }
 
 impl EtcdctlLock {
     /// Uses this cluster, where no lease can be shorter than `min_ttl`.
-    pub(super) fn new(config: &EtcdConfig, min_ttl: Duration, cancel: &Cancellation) -> Self {
+    pub(super) fn new(options: &EtcdOptions, min_ttl: Duration, cancel: &Cancellation) -> Self {
+        let options = options.clone();
         let program = Arc::new(Program {
-            config: config.clone(),
+            clients: Clients::new(move || Ok(PlainClient::connect(&options)?)),
             cancel: cancel.clone(),
-            idle: Mutex::default(),
             waiting: Mutex::default(),
-            open: AtomicU32::new(0),
-            sent: AtomicU64::new(0),
         });
         let waiting = Arc::clone(&program);
         Self {
@@ -79,7 +73,9 @@ impl Lock for EtcdctlLock {
         }
         let ttl = request.lease.ttl().max(self.min_ttl);
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
-        let lease = program.with_client(|client| grant_lease(client, seconds))?;
+        let lease = program
+            .clients
+            .request(|client| grant_lease(client, seconds))?;
         let (kept, id) = (Arc::clone(program), lease.clone());
         let timer = timer::start(ttl / RENEWALS, move || {
             let _ = kept.send("/v3/lease/keepalive", &json!({ "ID": id }));
@@ -104,10 +100,7 @@ impl Lock for EtcdctlLock {
     }
 
     fn usage(&self) -> Option<Usage> {
-        Some(Usage {
-            commands: self.program.sent.load(Ordering::Relaxed),
-            connections: self.program.open.load(Ordering::Relaxed),
-        })
+        Some(self.program.clients.usage())
     }
 
     fn min_ttl(&self) -> Duration {
@@ -120,29 +113,8 @@ impl Lock for EtcdctlLock {
 }
 
 impl Program {
-    /// Takes a connection that no thread uses, or opens one.
-    fn client(&self) -> Result<PlainClient, Error> {
-        if let Some(client) = self.idle.lock().pop() {
-            return Ok(client);
-        }
-        let client = self.config.connect()?;
-        self.open.fetch_add(1, Ordering::Relaxed);
-        Ok(client)
-    }
-
-    fn with_client<T>(
-        &self,
-        work: impl FnOnce(&mut PlainClient) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        let mut client = self.client()?;
-        self.sent.fetch_add(1, Ordering::Relaxed);
-        let result = work(&mut client)?;
-        self.idle.lock().push(client);
-        Ok(result)
-    }
-
     fn send(&self, path: &str, body: &Value) -> Result<Value, Error> {
-        self.with_client(|client| call(client, path, body))
+        self.clients.request(|client| call(client, path, body))
     }
 
     /// Returns whether there is a holder or a waiter.
@@ -153,31 +125,22 @@ impl Program {
 
     /// Waits for the lock, and returns whether it was granted.
     fn lock(&self, name: &str, lease: &Value, wait: Duration) -> Result<bool, Error> {
-        let mut client = self.client()?;
-        let socket = client.socket().try_clone();
-        let socket = socket.map_err(|error| {
-            Error::failed(format!(
-                "a socket cannot be cloned: {error}; use fewer threads"
-            ))
-        })?;
-        let number = self.sent.fetch_add(1, Ordering::Relaxed);
-        self.waiting.lock().insert(number, socket);
-        // It may have been cancelled before the socket was there to be shut down.
-        self.cancel.check()?;
-        let body = json!({ "name": encoded(name), "lease": lease });
-        let reply = client.call("/v3/lock/lock", &body, wait.max(ONE_ATTEMPT));
-        self.waiting.lock().remove(&number);
-        match reply {
-            Ok(Some(_)) => {
-                self.idle.lock().push(client);
-                Ok(true)
-            }
-            // A reply may still come on the connection.
-            Ok(None) => {
-                self.open.fetch_sub(1, Ordering::Relaxed);
-                Ok(false)
-            }
-            Err(error) => Err(error.into()),
-        }
+        let id = lease.to_string();
+        let granted = self.clients.wait(|client| {
+            let socket = client.socket().try_clone();
+            let socket = socket.map_err(|error| {
+                Error::failed(format!(
+                    "a socket cannot be cloned: {error}; use fewer threads"
+                ))
+            })?;
+            self.waiting.lock().insert(id.clone(), socket);
+            // It may have been cancelled before the socket was there to be shut down.
+            self.cancel.check()?;
+            let body = json!({ "name": encoded(name), "lease": lease });
+            let reply = client.call("/v3/lock/lock", &body, wait.max(ONE_ATTEMPT));
+            self.waiting.lock().remove(&id);
+            Ok(reply?)
+        });
+        Ok(granted?.is_some())
     }
 }

@@ -3,6 +3,7 @@
 //! worse.
 
 mod advisory_lock;
+mod clients;
 mod consul_lock;
 mod etcdctl_lock;
 mod exclusive;
