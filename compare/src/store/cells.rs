@@ -1,4 +1,4 @@
-//! Cells that have a revision, on stores that write several of them if none has changed since it was read.
+//! Cells that have a revision: stores write several of them if none has changed since it was read.
 
 use crate::error::Error;
 
@@ -12,9 +12,10 @@ pub(crate) struct Cell {
 
 /// The cells of a run.
 pub(crate) trait Cells: Send + Sync {
-    fn read_cell(&self, cell: u32) -> Result<Cell, Error>;
+    /// Reads cells, each by a request.
+    fn read_cells(&self, cells: &[u32]) -> Result<Vec<Cell>, Error>;
 
     /// Writes cells with new values, and adds a user, if no cell has changed since it was read. Returns whether it was
-    /// written.
-    fn write_cells(&self, cells: &[(u32, Cell, i64)], user: u32) -> Result<bool, Error>;
+    /// written, and the number of requests.
+    fn write_cells(&self, cells: &[(u32, Cell, i64)], user: u32) -> Result<(bool, u64), Error>;
 }

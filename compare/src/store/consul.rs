@@ -129,17 +129,19 @@ fn cell_name(cell: u32) -> String {
 }
 
 impl Cells for ConsulKeys {
-    fn read_cell(&self, cell: u32) -> Result<Cell, Error> {
-        self.read_key(&cell_name(cell))
+    fn read_cells(&self, cells: &[u32]) -> Result<Vec<Cell>, Error> {
+        let read = |&cell: &u32| self.read_key(&cell_name(cell));
+        cells.iter().map(read).collect()
     }
 
-    fn write_cells(&self, cells: &[(u32, Cell, i64)], user: u32) -> Result<bool, Error> {
+    fn write_cells(&self, cells: &[(u32, Cell, i64)], user: u32) -> Result<(bool, u64), Error> {
         let write = |&(cell, read, value): &(u32, Cell, i64)| {
             let key = self.key(&cell_name(cell));
             self.write_read(&key, &value.to_string(), read.revision)
         };
         let cells = cells.iter().map(write);
-        self.transact(cells.chain([self.write_user(user)]).collect())
+        let written = self.transact(cells.chain([self.write_user(user)]).collect())?;
+        Ok((written, 1))
     }
 }
 
@@ -154,7 +156,7 @@ impl State for ConsulKeys {
     }
 
     fn read(&self, cell: u32) -> Result<i64, Error> {
-        Ok(self.read_cell(cell)?.value)
+        Ok(self.read_key(&cell_name(cell))?.value)
     }
 
     fn write(&self, cell: u32, value: i64) -> Result<(), Error> {

@@ -93,9 +93,7 @@ impl EtcdKeys {
         self.send("/v3/lease/revoke", &json!({ "ID": self.lease }))?;
         Ok(())
     }
-}
 
-impl Cells for EtcdKeys {
     fn read_cell(&self, cell: u32) -> Result<Cell, Error> {
         let reply = self.send("/v3/kv/range", &json!({ "key": self.cell(cell) }))?;
         let found = reply.pointer("/kvs/0").and_then(|found| {
@@ -108,8 +106,14 @@ impl Cells for EtcdKeys {
             Error::failed("the scenario's data is gone; did another program delete its keys?")
         })
     }
+}
 
-    fn write_cells(&self, cells: &[(u32, Cell, i64)], user: u32) -> Result<bool, Error> {
+impl Cells for EtcdKeys {
+    fn read_cells(&self, cells: &[u32]) -> Result<Vec<Cell>, Error> {
+        cells.iter().map(|&cell| self.read_cell(cell)).collect()
+    }
+
+    fn write_cells(&self, cells: &[(u32, Cell, i64)], user: u32) -> Result<(bool, u64), Error> {
         let (mut unchanged, mut puts) = (Vec::new(), Vec::new());
         for (cell, read, value) in cells {
             let (key, revision) = (self.cell(*cell), read.revision.to_string());
@@ -119,7 +123,7 @@ impl Cells for EtcdKeys {
             }));
         }
         puts.push(self.put_user(user));
-        self.write_if(&unchanged, &puts)
+        Ok((self.write_if(&unchanged, &puts)?, 1))
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use lockkeeper::{FencingToken, Usage};
 
+use super::cells::{Cell, Cells};
 use super::pool::{POOL_TIMEOUT, Pool, Pooled};
 use super::state::State;
 use crate::error::Error;
@@ -121,6 +122,51 @@ impl<C: SqlConnection> Rows<C> {
             commands: self.sent(),
             connections: self.pool.open_connections(),
         }
+    }
+}
+
+/// The version beside each value is its revision. These statements are counted by the strategy.
+impl<C: SqlConnection> Cells for Rows<C> {
+    fn read_cells(&self, cells: &[u32]) -> Result<Vec<Cell>, Error> {
+        let (mut connection, table) = (self.connection()?, self.cells());
+        let read = |cell| {
+            let sql = format!("SELECT value, version FROM {table} WHERE cell = {cell}");
+            let (value, revision) = connection.pair(&sql)?;
+            Ok(Cell { value, revision })
+        };
+        cells.iter().map(read).collect()
+    }
+
+    fn write_cells(&self, cells: &[(u32, Cell, i64)], user: u32) -> Result<(bool, u64), Error> {
+        let (table, users) = (self.cells(), self.users());
+        let updates = cells.iter().map(|(cell, read, value)| {
+            let version = read.revision;
+            format!(
+                "UPDATE {table} SET value = {value}, version = version + 1 \
+                 WHERE cell = {cell} AND version = {version}"
+            )
+        });
+        let insert = format!("INSERT INTO {users} (user_id) VALUES ({user})");
+
+        let mut connection = self.connection()?;
+        connection.change(C::BEGIN)?;
+        // With those that begin and end the transaction.
+        let mut statements = 2;
+        let refused = updates
+            .chain([insert])
+            .map(|statement| {
+                statements += 1;
+                connection.change(&statement)
+            })
+            .find(|changed| !matches!(changed, Ok(true)));
+        let (end, written) = match refused {
+            None => ("COMMIT", Ok(true)),
+            Some(changed) => ("ROLLBACK", changed),
+        };
+        let ended = connection.change(end);
+        let written = written?;
+        ended?;
+        Ok((written, statements))
     }
 }
 

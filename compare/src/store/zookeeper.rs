@@ -106,15 +106,18 @@ fn gone() -> Error {
 }
 
 impl Cells for ZooKeeperNodes {
-    fn read_cell(&self, cell: u32) -> Result<Cell, Error> {
-        let (value, version) = self.number(&self.cell(cell))?;
-        Ok(Cell {
-            value,
-            revision: version.into(),
-        })
+    fn read_cells(&self, cells: &[u32]) -> Result<Vec<Cell>, Error> {
+        let read = |&cell: &u32| {
+            let (value, version) = self.number(&self.cell(cell))?;
+            Ok(Cell {
+                value,
+                revision: version.into(),
+            })
+        };
+        cells.iter().map(read).collect()
     }
 
-    fn write_cells(&self, cells: &[(u32, Cell, i64)], user: u32) -> Result<bool, Error> {
+    fn write_cells(&self, cells: &[(u32, Cell, i64)], user: u32) -> Result<(bool, u64), Error> {
         let write = |&(cell, read, value): &(u32, Cell, i64)| {
             let version = i32::try_from(read.revision).unwrap_or(i32::MAX);
             (self.cell(cell), value.to_string(), version)
@@ -125,7 +128,7 @@ impl Cells for ZooKeeperNodes {
             .iter()
             .map(|(path, value, version)| Set(path, value, *version));
         let writes: Vec<_> = sets.chain([Create(&user, "")]).collect();
-        Ok(self.client.write(&writes)?)
+        Ok((self.client.write(&writes)?, 1))
     }
 }
 

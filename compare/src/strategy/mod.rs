@@ -46,7 +46,6 @@ use self::lockkeeper::Lockkeeper;
 use self::none::NoLock;
 use self::optimistic::redis::Watch;
 use self::optimistic::revisions::Revisions;
-use self::optimistic::sql::Versions;
 use self::polled_locks::PolledLocks;
 use self::pubsub::PubSub;
 use self::reader_counter::ReaderCounter;
@@ -194,9 +193,9 @@ impl Strategy {
     ) -> Result<Box<dyn Transactor>, Error> {
         let (handle, state) = (&store.handle, store.data.state());
         Ok(match (self, &store.data) {
-            (Self::Optimistic, Data::Sqlite(rows)) => Box::new(Versions::new(rows, cancel)),
-            (Self::Optimistic, Data::MySql(_, rows)) => Box::new(Versions::new(rows, cancel)),
-            (Self::Optimistic, Data::Postgres(_, rows)) => Box::new(Versions::new(rows, cancel)),
+            (Self::Optimistic, Data::Sqlite(rows)) => Box::new(Revisions::new(rows, cancel)),
+            (Self::Optimistic, Data::MySql(_, rows)) => Box::new(Revisions::new(rows, cancel)),
+            (Self::Optimistic, Data::Postgres(_, rows)) => Box::new(Revisions::new(rows, cancel)),
             (Self::Optimistic, Data::Etcd(keys)) => Box::new(Revisions::new(keys, cancel)),
             (Self::Optimistic, Data::Consul(keys)) => Box::new(Revisions::new(keys, cancel)),
             (Self::Optimistic, Data::ZooKeeper(nodes)) => Box::new(Revisions::new(nodes, cancel)),

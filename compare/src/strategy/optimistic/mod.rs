@@ -4,7 +4,6 @@
 
 pub(super) mod redis;
 pub(super) mod revisions;
-pub(super) mod sql;
 
 use std::time::{Duration, Instant};
 

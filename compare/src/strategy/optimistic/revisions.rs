@@ -1,5 +1,5 @@
-//! The revision of each key of etcd or Consul, or the version of each node of ZooKeeper: the write names those that were
-//! read, and the cluster refuses it if there is a newer one.
+//! The version beside each value of a table, the revision of each key of etcd or Consul, or the version of each node of
+//! ZooKeeper: the write names those that were read, and changes nothing if there is a newer one.
 //! All cells and the user change in one transaction, or none.
 
 use std::sync::Arc;
@@ -29,11 +29,10 @@ impl<C: Cells> Revisions<C> {
     }
 
     fn attempt(&self, transaction: &Transaction<'_>) -> Result<Option<Outcome>, Error> {
-        let read = transaction.cells.iter().map(|&cell| {
-            self.requests.fetch_add(1, Ordering::Relaxed);
-            self.cells.read_cell(cell)
-        });
-        let read = read.collect::<Result<Vec<_>, _>>()?;
+        let read = self.cells.read_cells(transaction.cells)?;
+        let reads = u64::try_from(read.len()).unwrap_or(u64::MAX);
+        self.requests.fetch_add(reads, Ordering::Relaxed);
+        // The thread keeps no connection while it thinks.
         (transaction.on_step)(Step::Read)?;
         let values: Vec<_> = read.iter().map(|cell| cell.value).collect();
         let Some(values) = (transaction.decide)(&values) else {
@@ -43,8 +42,8 @@ impl<C: Cells> Revisions<C> {
         let cells: Vec<_> = cells
             .map(|((&cell, read), value)| (cell, read, value))
             .collect();
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        let written = self.cells.write_cells(&cells, transaction.user)?;
+        let (written, requests) = self.cells.write_cells(&cells, transaction.user)?;
+        self.requests.fetch_add(requests, Ordering::Relaxed);
         Ok(written.then_some(Outcome::Done))
     }
 }
