@@ -137,6 +137,29 @@ fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_pct(model, 2_000, 3);
 }
 
+/// Checks a model in worlds of their own, one for each of these limits of hand-overs.
+fn check_worlds(
+    max_handovers: &[u32],
+    model: impl Fn(&Arc<World>) + Send + Sync + Clone + 'static,
+) {
+    for max_handovers in max_handovers {
+        check(settled(*max_handovers, Drops::Wait, model.clone()));
+    }
+}
+
+/// Returns the model in a new world, with a check that it leaves nothing there.
+fn settled(
+    max_handovers: u32,
+    drops: Drops,
+    model: impl Fn(&Arc<World>) + Send + Sync + Clone + 'static,
+) -> impl Fn() + Send + Sync + Clone + 'static {
+    move || {
+        let world = World::with_drops(max_handovers, drops);
+        model(&world);
+        world.assert_nothing_left();
+    }
+}
+
 type Thread = thread::JoinHandle<Outcome>;
 
 fn spawn<T: Send + 'static>(
@@ -174,34 +197,28 @@ fn assert_outcomes(threads: Vec<Thread>, allowed: &[Outcome]) {
 
 #[test]
 fn one_thread_holds_at_a_time_and_no_wake_up_is_lost() {
-    for max_handovers in [0, 1, 9] {
-        check(move || {
-            let world = World::new(max_handovers);
-            let lock = |thread| {
-                spawn(&world, move |world| {
-                    world.lock(thread, WaitKind::ThroughOutages)
-                })
-            };
-            assert_outcomes((0..3).map(lock).collect(), &[Outcome::Held]);
-            assert_eq!(world.grants.lock().unwrap().len(), 3);
-            world.assert_nothing_left();
-        });
-    }
+    check_worlds(&[0, 1, 9], |world| {
+        let lock = |thread| {
+            spawn(world, move |world| {
+                world.lock(thread, WaitKind::ThroughOutages)
+            })
+        };
+        assert_outcomes((0..3).map(lock).collect(), &[Outcome::Held]);
+        assert_eq!(world.grants.lock().unwrap().len(), 3);
+    });
 }
 
 #[test]
 fn name_is_not_requested_before_its_release_in_the_background_is_finished() {
     for drops in [Drops::InBackground, Drops::FailFirst, Drops::HolderWaits] {
-        check(move || {
-            let world = World::with_drops(0, drops);
+        check(settled(0, drops, move |world| {
             let lease = world.held();
-            let waiters = spawn_waiting(&world, 1);
-            let late = spawn(&world, |world| world.lock(1, WaitKind::ThroughOutages));
+            let waiters = spawn_waiting(world, 1);
+            let late = spawn(world, |world| world.lock(1, WaitKind::ThroughOutages));
             world.finish(&lease, 0);
             assert_outcomes(waiters, &[Outcome::Held]);
             assert_outcomes(vec![late], &[Outcome::Held]);
-            world.assert_nothing_left();
-        });
+        }));
     }
 }
 
@@ -213,11 +230,10 @@ fn attempt_behind_a_release_in_the_background_is_not_busy() {
         (Drops::HolderWaits, &[Outcome::Held, Outcome::Failed]),
     ];
     for (drops, allowed) in cases {
-        check(move || {
-            let world = World::with_drops(0, drops);
+        check(settled(0, drops, move |world| {
             let lease = world.held();
             world.finish(&lease, 0);
-            let attempt = |kind| spawn(&world, move |world| world.lock(1, kind));
+            let attempt = |kind| spawn(world, move |world| world.lock(1, kind));
             let kinds = [WaitKind::SingleAttempt, WaitKind::UntilFailure];
             let [single, waiting] = kinds.map(attempt);
             let mut single_allowed = allowed.to_vec();
@@ -225,18 +241,16 @@ fn attempt_behind_a_release_in_the_background_is_not_busy() {
             single_allowed.push(Outcome::Busy);
             assert_outcomes(vec![single], &single_allowed);
             assert_outcomes(vec![waiting], allowed);
-            world.assert_nothing_left();
-        });
+        }));
     }
 }
 
 #[test]
 fn wait_that_ends_during_a_release_in_the_background_is_not_busy() {
-    check(|| {
-        let world = World::with_drops(0, Drops::FailFirst);
+    check(settled(0, Drops::FailFirst, |world| {
         let lease = world.held();
         world.finish(&lease, 0);
-        let late = spawn(&world, |world| {
+        let late = spawn(world, |world| {
             match world.enter(Mode::Exclusive, WaitKind::ThroughOutages) {
                 Entered::Given(given) => world.use_given(1, Mode::Exclusive, given),
                 Entered::Queued(waiter) => world.give_up(1, &waiter),
@@ -246,66 +260,54 @@ fn wait_that_ends_during_a_release_in_the_background_is_not_busy() {
             vec![late],
             &[Outcome::Held, Outcome::Failed, Outcome::Silent],
         );
-        world.assert_nothing_left();
-    });
+    }));
 }
 
 #[test]
 fn first_come_first_served() {
-    for max_handovers in [0, 1, 9] {
-        check(move || {
-            let world = World::new(max_handovers);
-            let lease = world.held();
-            let threads = spawn_waiting(&world, 3);
-            world.finish(&lease, 0);
-            assert_outcomes(threads, &[Outcome::Held]);
-            assert_eq!(*world.grants.lock().unwrap(), [0, 1, 2]);
-            world.assert_nothing_left();
-        });
-    }
+    check_worlds(&[0, 1, 9], |world| {
+        let lease = world.held();
+        let threads = spawn_waiting(world, 3);
+        world.finish(&lease, 0);
+        assert_outcomes(threads, &[Outcome::Held]);
+        assert_eq!(*world.grants.lock().unwrap(), [0, 1, 2]);
+    });
 }
 
 #[test]
 fn wait_ends_while_the_lease_is_handed_over() {
-    for max_handovers in [0, 9] {
-        check(move || {
-            let world = World::new(max_handovers);
-            let lease = world.held();
-            let (first, second) = (world.queued(), world.queued());
-            let first = spawn(&world, move |world| world.give_up(1, &first));
-            let second = spawn(&world, move |world| world.wait(2, &second));
-            world.finish(&lease, 0);
-            assert_outcomes(vec![first], &[Outcome::Held, Outcome::Busy]);
-            assert_outcomes(vec![second], &[Outcome::Held]);
-            world.assert_nothing_left();
-        });
-    }
+    check_worlds(&[0, 9], |world| {
+        let lease = world.held();
+        let (first, second) = (world.queued(), world.queued());
+        let first = spawn(world, move |world| world.give_up(1, &first));
+        let second = spawn(world, move |world| world.wait(2, &second));
+        world.finish(&lease, 0);
+        assert_outcomes(vec![first], &[Outcome::Held, Outcome::Busy]);
+        assert_outcomes(vec![second], &[Outcome::Held]);
+    });
 }
 
 #[test]
 fn cancel_while_the_lease_is_handed_over() {
-    check(|| {
-        let world = World::new(9);
+    check_worlds(&[9], |world| {
         let lease = world.held();
         let waiter = world.queued();
         let unparked = Arc::clone(&waiter);
         let cancel = thread::spawn(move || unparked.unpark());
         // It wakes by the unpark or by the hand-over. After the unpark it gives up in any case.
-        let thread = spawn(&world, move |world| match waiter.wait(None) {
+        let thread = spawn(world, move |world| match waiter.wait(None) {
             Some(given) => world.use_given(1, Mode::Exclusive, given),
             None => world.give_up(1, &waiter),
         });
         world.finish(&lease, 0);
         cancel.join().unwrap();
         thread.join().unwrap();
-        world.assert_nothing_left();
     });
 }
 
 #[test]
 fn unpark_alone_wakes_a_waiter() {
-    check(|| {
-        let world = World::new(9);
+    check_worlds(&[9], |world| {
         let lease = world.held();
         let waiter = world.queued();
         let unparked = Arc::clone(&waiter);
@@ -314,55 +316,48 @@ fn unpark_alone_wakes_a_waiter() {
         assert_eq!(world.give_up(1, &waiter), Outcome::Busy);
         cancel.join().unwrap();
         world.finish(&lease, 0);
-        world.assert_nothing_left();
     });
 }
 
 #[test]
 fn single_attempt_always_ends_with_the_truth() {
-    check(|| {
-        let world = World::new(9);
+    check_worlds(&[9], |world| {
         let lock = |thread| {
             let kind = match thread {
                 0 => WaitKind::ThroughOutages,
                 _ => WaitKind::SingleAttempt,
             };
-            spawn(&world, move |world| world.lock(thread, kind))
+            spawn(world, move |world| world.lock(thread, kind))
         };
         let mut threads: Vec<_> = (0..3).map(lock).collect();
         let single_attempts = threads.split_off(1);
         assert_outcomes(threads, &[Outcome::Held]);
         assert_outcomes(single_attempts, &[Outcome::Held, Outcome::Busy]);
-        world.assert_nothing_left();
     });
 }
 
 #[test]
 fn failing_store_is_not_busy() {
-    check(|| {
-        let world = World::new(9);
+    check_worlds(&[9], |world| {
         world.assert_head();
-        let single_attempt = spawn(&world, |world| world.lock(1, WaitKind::SingleAttempt));
+        let single_attempt = spawn(world, |world| world.lock(1, WaitKind::SingleAttempt));
         world.queue.pass(KEY, Some(Error));
         // It fails with the head, or comes later and asks the store itself.
         assert_outcomes(vec![single_attempt], &[Outcome::Failed, Outcome::Held]);
-        world.assert_nothing_left();
     });
 }
 
 #[test]
 fn head_that_fails_and_goes_on_ends_the_waits_that_ride_no_outage_out() {
-    check(|| {
-        let world = World::new(9);
+    check_worlds(&[9], |world| {
         world.assert_head();
-        let lock = |(thread, kind)| spawn(&world, move |world| world.lock(thread, kind));
+        let lock = |(thread, kind)| spawn(world, move |world| world.lock(thread, kind));
         let kinds = [WaitKind::UntilFailure, WaitKind::ThroughOutages];
         let mut threads: Vec<_> = kinds.into_iter().enumerate().map(lock).collect();
         world.queue.fail(KEY, &Error);
         assert_eq!(world.acquire_as_head(9, Mode::Exclusive), Outcome::Held);
         assert_outcomes(threads.split_off(1), &[Outcome::Held]);
         assert_outcomes(threads, &[Outcome::Failed, Outcome::Held]);
-        world.assert_nothing_left();
     });
 }
 
@@ -373,26 +368,23 @@ fn wait_that_ends_while_the_head_is_cancelled_or_the_store_fails_is_not_busy() {
         (Some(Error), &[Outcome::Silent, Outcome::Failed]),
     ];
     for (store_error, allowed) in cases {
-        check(move || {
-            let world = World::new(9);
+        check_worlds(&[9], move |world| {
             world.assert_head();
-            let threads = spawn_giving_up(&world);
+            let threads = spawn_giving_up(world);
             world.queue.pass(KEY, store_error.clone());
             assert_outcomes(threads, allowed);
-            world.assert_nothing_left();
         });
     }
 }
 
 #[test]
 fn wait_that_ends_is_busy_only_once_a_holder_was_seen() {
-    check(|| {
-        let world = World::new(0);
+    check_worlds(&[0], |world| {
         world.assert_head();
         let is_held = Arc::new(Mutex::new(false));
         let give_up = |thread| {
             let (waiter, is_held) = (world.queued(), Arc::clone(&is_held));
-            spawn(&world, move |world| {
+            spawn(world, move |world| {
                 let outcome = world.give_up(thread, &waiter);
                 let is_true = outcome != Outcome::Busy || *is_held.lock().unwrap();
                 assert!(is_true, "no thread held it");
@@ -403,20 +395,18 @@ fn wait_that_ends_is_busy_only_once_a_holder_was_seen() {
         *is_held.lock().unwrap() = true;
         assert_eq!(world.acquire_as_head(9, Mode::Exclusive), Outcome::Held);
         assert_outcomes(threads, &[Outcome::Silent, Outcome::Busy]);
-        world.assert_nothing_left();
     });
 }
 
 #[test]
 fn lost_hold_is_passed_on_once() {
-    check(|| {
-        let world = World::new(0);
+    check_worlds(&[0], |world| {
         let lease = world.held();
-        let waiters = spawn_waiting(&world, 2);
+        let waiters = spawn_waiting(world, 2);
         let lost = Arc::clone(&lease);
         // The store has given up the lease, so the next head may be granted.
         world.store_release(Mode::Exclusive);
-        let detach = spawn(&world, move |world| world.queue.detach(KEY, &lost));
+        let detach = spawn(world, move |world| world.queue.detach(KEY, &lost));
         match world.queue.finish(KEY, &lease, 0) {
             Finished::Detached => {}
             Finished::Release => world.queue.released(KEY),
@@ -424,7 +414,6 @@ fn lost_hold_is_passed_on_once() {
         }
         detach.join().unwrap();
         assert_outcomes(waiters, &[Outcome::Held]);
-        world.assert_nothing_left();
     });
 }
 

@@ -227,57 +227,50 @@ impl World {
     }
 }
 
-const FATES: [Fate; 3] = [Fate::Late, Fate::Lost, Fate::ReplyLost];
-
-#[test]
-fn name_that_is_wanted_at_once_is_asked_for_behind_its_release() {
-    for fate in FATES {
+/// Checks a model with each fate of its releases, and that all of them have ended.
+fn check_fates(drops: usize, model: fn(&Arc<World>)) {
+    for fate in [Fate::Late, Fate::Lost, Fate::ReplyLost] {
         check(move || {
             let world = World::new(fate);
-            for _ in 0..2 {
-                world.pair(1);
-            }
-            world.assert_nothing_left(2);
+            model(&world);
+            world.assert_nothing_left(drops);
         });
     }
 }
 
 #[test]
-fn others_take_the_reply_along() {
-    for fate in FATES {
-        check(move || {
-            let world = World::new(fate);
+fn name_that_is_wanted_at_once_is_asked_for_behind_its_release() {
+    check_fates(2, |world| {
+        for _ in 0..2 {
             world.pair(1);
-            world.spawn(|world| world.pair(2));
-            world.spawn(|world| world.pair(1));
-            world.assert_nothing_left(3);
-        });
-    }
+        }
+    });
+}
+
+#[test]
+fn others_take_the_reply_along() {
+    check_fates(3, |world| {
+        world.pair(1);
+        world.spawn(|world| world.pair(2));
+        world.spawn(|world| world.pair(1));
+    });
 }
 
 /// What collects the reply may hang, and be overtaken at any time.
 #[test]
 fn request_for_the_name_does_not_overtake_what_collects_the_reply() {
-    for fate in FATES {
-        check(move || {
-            let world = World::new(fate);
-            world.pair(1);
-            world.spawn(|world| world.pair(2));
-            world.spawn(|world| world.pair(1));
-            world.spawn(|world| (0..3).for_each(|_| world.collect()));
-            world.assert_nothing_left(3);
-        });
-    }
+    check_fates(3, |world| {
+        world.pair(1);
+        world.spawn(|world| world.pair(2));
+        world.spawn(|world| world.pair(1));
+        world.spawn(|world| (0..3).for_each(|_| world.collect()));
+    });
 }
 
 #[test]
 fn keeper_collects_what_is_owed_at_its_end() {
-    for fate in FATES {
-        check(move || {
-            let world = World::new(fate);
-            world.spawn(|world| world.pair(1));
-            world.spawn(World::collect);
-            world.assert_nothing_left(1);
-        });
-    }
+    check_fates(1, |world| {
+        world.spawn(|world| world.pair(1));
+        world.spawn(World::collect);
+    });
 }
