@@ -61,6 +61,13 @@ pub(crate) fn observed(builder: LockKeeperBuilder) -> (LockKeeper, Ends) {
     (keeper.build().unwrap(), Ends(receiver))
 }
 
+/// Returns a store that takes one operation in a call, with a keeper that tells the ends of its guards.
+fn scripted_with_ends() -> (Arc<ScriptedStore>, LockKeeper, Ends) {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    (store, keeper, ends)
+}
+
 /// Returns a keeper whose leases do not end while a thread of the test begins, however fast the test moves the clock
 /// meanwhile.
 fn observed_with_long_leases(store: &Arc<ScriptedStore>) -> (LockKeeper, Ends) {
@@ -70,8 +77,7 @@ fn observed_with_long_leases(store: &Arc<ScriptedStore>) -> (LockKeeper, Ends) {
 
 #[test]
 fn drop_releases_on_its_own_thread_while_the_store_answers() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     drop(keeper.lock("a").unwrap());
     assert_eq!(store.releases_by_keepers("a"), [false]);
     assert_eq!(ends.0.try_recv().unwrap().1, Ok(Released::Done));
@@ -85,8 +91,7 @@ fn release_that_fails_is_finished_before_the_name_is_requested_again() {
         Releases::PoolExhausted,
         Releases::Hang,
     ] {
-        let store = ScriptedStore::new();
-        let (keeper, ends) = observed(store.builder());
+        let (store, keeper, ends) = scripted_with_ends();
         let guard = keeper.lock("a").unwrap();
         store.releases(how);
         drop(guard);
@@ -123,8 +128,7 @@ fn releases_of_one_part_that_hang_do_not_hold_up_the_names_of_another() {
 
 #[test]
 fn drop_asks_on_its_own_thread_again_once_the_store_answers() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     let [a, b] = lock_each(&keeper, ["a", "b"]);
     store.releases(Releases::Hang);
     drop(a);
@@ -188,8 +192,7 @@ fn drop_of_a_set_with_a_lost_name_releases_the_others() {
 
 #[test]
 fn drop_of_a_lost_guard_leaves_the_store_to_the_keepers_threads() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     let by_clock = keeper.acquire("a", &fixed(2 * SECOND)).unwrap().unwrap();
     let by_store = keeper.lock("b").unwrap();
     store.renewals("b", Renewals::Lost);
@@ -246,8 +249,7 @@ fn name_of_a_lost_guard_is_not_requested_before_its_release_has_ended() {
 
 #[test]
 fn drop_does_not_wait_for_the_renewal_that_has_the_lease() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     let guard = keeper.lock("a").unwrap();
     store.renewals("a", Renewals::Hang);
     store.next_renewal("a");
@@ -265,8 +267,7 @@ fn drop_does_not_wait_for_the_renewal_that_has_the_lease() {
 
 #[test]
 fn releases_that_hang_delay_no_renewal() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     let names = ["a", "b", "c", "d", "e", "f"];
     let hanging = lock_each(&keeper, names);
     let good = keeper.lock("good").unwrap();
@@ -310,8 +311,7 @@ fn attempts_behind_a_release_that_fails_or_hangs_are_not_busy() {
 
 #[test]
 fn lost_reply_to_a_drop_is_unknown_where_the_lock_is_gone() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     for (how, end) in [
         (Releases::ReplyLost, Err(ErrorKind::Unknown)),
         (Releases::RequestLost, Ok(Released::Done)),
@@ -354,8 +354,7 @@ fn lost_reply_to_a_drop_is_unknown_also_where_a_batch_repeats_the_release() {
 
 #[test]
 fn release_is_given_up_when_the_store_has_ended_the_lease() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     let guard = keeper.lock("a").unwrap();
     store.releases(Releases::Unreachable);
     drop(guard);
@@ -370,8 +369,7 @@ fn release_is_given_up_when_the_store_has_ended_the_lease() {
 
 #[test]
 fn panic_of_the_backend_in_a_drop_during_a_panic_does_no_harm() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     for (how, end) in [
         (Releases::Panic, Err(ErrorKind::Unknown)),
         (Releases::RequestLost, Ok(Released::Done)),
@@ -396,8 +394,7 @@ fn panic_of_the_backend_in_a_drop_during_a_panic_does_no_harm() {
 
 #[test]
 fn last_keeper_waits_for_releases_and_loses_none_that_hangs() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     let [a, b] = lock_each(&keeper, ["a", "b"]);
     store.releases(Releases::Hang);
     drop(a);
@@ -430,8 +427,7 @@ fn last_keeper_waits_for_releases_and_loses_none_that_hangs() {
 
 #[test]
 fn release_that_is_left_at_the_end_asks_once_more() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     let guard = keeper.lock("a").unwrap();
     drop(keeper);
     store.releases(Releases::Unreachable);
@@ -443,8 +439,7 @@ fn release_that_is_left_at_the_end_asks_once_more() {
 
 #[test]
 fn waiting_acquisition_and_release_ride_an_outage_out_together() {
-    let store = ScriptedStore::new();
-    let (keeper, ends) = observed(store.builder());
+    let (store, keeper, ends) = scripted_with_ends();
     let guard = keeper.lock("a").unwrap();
     store.releases(Releases::Unreachable);
     store.grants(Grants::Unreachable(Duration::ZERO));
