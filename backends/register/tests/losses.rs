@@ -11,7 +11,7 @@ use std::time::Duration;
 use lockkeeper_core::{
     Clock as _, ErrorKind, LeasePolicy, LockKeeper, LockName, Mode, SystemClock, WaitOutcome,
 };
-use lockkeeper_register::{Call, Key, Read, RegisterProvider, RegisterStore as _, Write};
+use lockkeeper_register::{Call, Key, Read, RegisterProvider, RegisterStore as _, Version, Write};
 
 use map_store::{Faults, Map, MapStore};
 
@@ -24,6 +24,30 @@ fn keeper(map: &Arc<Map>, ttl: Duration) -> LockKeeper {
     let lease = LeasePolicy::Renewed { ttl };
     let builder = LockKeeper::builder(Arc::new(provider));
     builder.lease(lease).build().unwrap()
+}
+
+fn call() -> Call<'static> {
+    Call {
+        deadline: SystemClock.now() + LIMIT,
+        cancel: None,
+    }
+}
+
+/// Returns the key of the lock `a`.
+fn lock_a() -> Key {
+    Key::of(&LockName::new("a").unwrap(), Mode::Exclusive)
+}
+
+/// Writes an entry as another program does.
+fn put(store: &MapStore, key: &Key, seen: Option<Version>, text: &str) {
+    let write = Write {
+        key,
+        seen,
+        session: None,
+        also: None,
+        value: Some(text),
+    };
+    store.write(&[write], call()).unwrap();
 }
 
 /// The renewals would come after 20 minutes.
@@ -61,23 +85,11 @@ fn resumption_without_a_reply_leaves_a_lease_that_ends() {
 #[test]
 fn first_waiter_that_does_not_take_a_free_name_is_skipped() {
     let map = Arc::new(Map::new(false, Faults::default()));
-    let (store, key) = (MapStore::new(&map, "shop"), LockName::new("a").unwrap());
-    let key = Key::of(&key, Mode::Exclusive);
-    let call = Call {
-        deadline: SystemClock.now() + LIMIT,
-        cancel: None,
-    };
+    let (store, call) = (MapStore::new(&map, "shop"), call());
     let session = store.open_session(2 * LIMIT, call).unwrap();
     let text = r#"{"v":1,"k":"lock/a","e":1,"q":[{"o":"stopped-1","m":"x","s":""}]}"#;
     let text = text.replace(r#""s":"""#, &format!(r#""s":"{session}""#));
-    let write = Write {
-        key: &key,
-        seen: None,
-        session: None,
-        also: None,
-        value: Some(&text),
-    };
-    store.write(&[write], call).unwrap();
+    put(&store, &lock_a(), None, &text);
     let keepers = [(); 2].map(|()| keeper(&map, LIMIT));
     thread::scope(|scope| {
         for keeper in &keepers {
@@ -95,25 +107,11 @@ fn first_waiter_that_does_not_take_a_free_name_is_skipped() {
 #[test]
 fn waiter_that_was_skipped_has_its_time_again() {
     let map = Arc::new(Map::new(false, Faults::default()));
-    let (store, key) = (MapStore::new(&map, "shop"), LockName::new("a").unwrap());
-    let key = Key::of(&key, Mode::Exclusive);
-    let call = Call {
-        deadline: SystemClock.now() + LIMIT,
-        cancel: None,
-    };
+    let (store, key, call) = (MapStore::new(&map, "shop"), lock_a(), call());
     let session = store.open_session(2 * LIMIT, call).unwrap();
     let queue = format!(r#""q":[{{"o":"slow-1","m":"x","s":"{session}"}}]}}"#);
-    let set = |seen, text: &str| {
-        let write = Write {
-            key: &key,
-            seen,
-            session: None,
-            also: None,
-            value: Some(text),
-        };
-        store.write(&[write], call).unwrap();
-    };
-    set(None, &format!(r#"{{"v":1,"k":"lock/a","e":1,{queue}"#));
+    let text = format!(r#"{{"v":1,"k":"lock/a","e":1,{queue}"#);
+    put(&store, &key, None, &text);
     let keepers = [(); 2].map(|()| keeper(&map, LIMIT));
     let try_all = || keepers.iter().find_map(|it| it.try_lock("a").unwrap());
     let guard = loop {
@@ -128,7 +126,7 @@ fn waiter_that_was_skipped_has_its_time_again() {
     };
     let held = store.read(&read, call).unwrap().entries.remove(0).unwrap();
     let text = held.value.strip_suffix('}').unwrap();
-    set(Some(held.version), &format!("{text},{queue}"));
+    put(&store, &key, Some(held.version), &format!("{text},{queue}"));
     guard.release().unwrap();
     assert!(try_all().is_none(), "it is skipped at once");
 }
@@ -137,18 +135,7 @@ fn waiter_that_was_skipped_has_its_time_again() {
 fn floor_of_another_version_is_told() {
     let map = Arc::new(Map::new(false, Faults::default()));
     let store = MapStore::new(&map, "shop");
-    let write = Write {
-        key: &Key::of_namespace("floor"),
-        seen: None,
-        session: None,
-        also: None,
-        value: Some(r#"{"v":2}"#),
-    };
-    let call = Call {
-        deadline: SystemClock.now() + LIMIT,
-        cancel: None,
-    };
-    store.write(&[write], call).unwrap();
+    put(&store, &Key::of_namespace("floor"), None, r#"{"v":2}"#);
     let error = keeper(&map, LIMIT).try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
 }
