@@ -1,5 +1,6 @@
 //! Names, epochs, leases and late commits.
 
+use std::fmt;
 use std::slice;
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -61,15 +62,24 @@ fn epochs_of_a_file_keep_growing_over_the_change_of_unit() {
     drop(held);
 }
 
-/// Loses the reply to the first attempt of each request, and cancels the token that it was given.
-#[derive(Debug)]
-struct LosesReplies {
+type Lease = <SqliteProvider as Backend>::Lease;
+type Reply = Result<Option<Grant<Lease>>, Error>;
+type OnReply = dyn Fn(&AcquireRequest<'_>, Reply) -> Reply + Send + Sync;
+
+/// Passes each reply to an attempt through a function of the test.
+struct Intercepted {
     provider: SqliteProvider,
     in_batch: bool,
-    cancel: Mutex<Option<CancelToken>>,
+    reply: Box<OnReply>,
 }
 
-impl StoreInfo for LosesReplies {
+impl fmt::Debug for Intercepted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.provider.fmt(f)
+    }
+}
+
+impl StoreInfo for Intercepted {
     fn backend(&self) -> &'static str {
         self.provider.backend()
     }
@@ -83,21 +93,15 @@ impl StoreInfo for LosesReplies {
     }
 }
 
-impl Backend for LosesReplies {
-    type Lease = <SqliteProvider as Backend>::Lease;
+impl Backend for Intercepted {
+    type Lease = Lease;
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Self::Lease>>, Error> {
-        let grant = match self.in_batch {
-            true => run(&self.provider, vec![attempt(request)]).1.pop(),
-            false => Backend::acquire(&self.provider, request)?,
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Reply {
+        let reply = match self.in_batch {
+            true => Ok(run(&self.provider, vec![attempt(request)]).1.pop()),
+            false => Backend::acquire(&self.provider, request),
         };
-        if request.is_retry() {
-            return Ok(grant);
-        }
-        if let Some(cancel) = self.cancel.lock().unwrap().take() {
-            cancel.cancel();
-        }
-        Err(Error::new(ErrorKind::Unknown, "the reply is lost"))
+        (self.reply)(request, reply)
     }
 
     fn abandon(&self, request: &AcquireRequest<'_>) {
@@ -123,12 +127,24 @@ fn grant_with_a_lost_reply_is_recovered_or_abandoned() {
     {
         let store = TempStore::new();
         let raw = store.raw();
-        let provider = Arc::new(LosesReplies {
+        let token = Arc::new(Mutex::new(None::<CancelToken>));
+        let cancelled = Arc::clone(&token);
+        // The reply to the first attempt of each request is lost, and cancels the request.
+        let lose = move |request: &AcquireRequest<'_>, reply| {
+            if request.is_retry() {
+                return reply;
+            }
+            if let Some(cancel) = cancelled.lock().unwrap().take() {
+                cancel.cancel();
+            }
+            Err(Error::new(ErrorKind::Unknown, "the reply is lost"))
+        };
+        let keeper = LockKeeper::builder(Arc::new(Intercepted {
             provider: store.provider(),
             in_batch,
-            cancel: Mutex::default(),
-        });
-        let keeper = LockKeeper::builder(provider.clone()).build().unwrap();
+            reply: Box::new(lose),
+        }));
+        let keeper = keeper.build().unwrap();
         let options = AcquireOptions::new().mode(mode);
         let beside = match mode {
             Mode::Exclusive => None,
@@ -141,7 +157,7 @@ fn grant_with_a_lost_reply_is_recovered_or_abandoned() {
 
         let cancel = CancelToken::new();
         let cancelled = options.cancel(&cancel);
-        *provider.cancel.lock().unwrap() = Some(cancel);
+        *token.lock().unwrap() = Some(cancel);
         let error = keeper.acquire("seat", &cancelled).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         until("the grant is abandoned", || locks(&raw) == others);
@@ -205,52 +221,24 @@ fn renewal_while_holders_are_listed_hides_no_holder() {
     assert_eq!(held.unwrap().len(), 1);
 }
 
-/// Holds the answer to the first resumption back until the test lets it go.
-#[derive(Debug)]
-struct HoldsAnswerBack {
-    provider: SqliteProvider,
-    first: Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>,
-}
-
-impl StoreInfo for HoldsAnswerBack {
-    fn backend(&self) -> &'static str {
-        self.provider.backend()
-    }
-
-    fn location(&self) -> String {
-        self.provider.location()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.provider.capabilities()
-    }
-}
-
-impl Backend for HoldsAnswerBack {
-    type Lease = <SqliteProvider as Backend>::Lease;
-
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Self::Lease>>, Error> {
-        Backend::acquire(&self.provider, request)
-    }
-
-    fn batch(&self, batch: &mut [Operation<'_, Self::Lease>]) {
-        Backend::batch(&self.provider, batch);
-        let first = self.first.lock().unwrap().take();
-        if let Some((resumed, go_on)) = first {
-            resumed.send(()).unwrap();
-            go_on.recv().unwrap();
-        }
-    }
-}
-
 #[test]
 fn last_resumption_has_the_lock_also_if_its_answer_comes_first() {
     let store = TempStore::new();
     let ticket = store.keeper().lock("seat").unwrap().detach().unwrap();
     let ((resumed, is_resumed), (go, go_on)) = (mpsc::channel(), mpsc::channel());
-    let keeper = LockKeeper::builder(Arc::new(HoldsAnswerBack {
+    let first = Mutex::new(Some((resumed, go_on)));
+    let keeper = LockKeeper::builder(Arc::new(Intercepted {
         provider: store.provider(),
-        first: Mutex::new(Some((resumed, go_on))),
+        in_batch: true,
+        reply: Box::new(move |_, reply| {
+            // The answer to the first resumption is held back.
+            let first = first.lock().unwrap().take();
+            if let Some((resumed, go_on)) = first {
+                resumed.send(()).unwrap();
+                go_on.recv().unwrap();
+            }
+            reply
+        }),
     }));
     let keeper = keeper.build().unwrap();
     thread::scope(|scope| {
