@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Clock, ErasedLease, Error, Grant, HostInstant, LeaseId,
-    LeaseVerifier, LockProvider, Operation, Proof, ReleaseDispatch, StoreInfo, SystemClock,
+    AcquireRequest, Backend, Capabilities, Clock, ErasedLease, Error, Grant, LeaseVerifier,
+    LockProvider, Operation, StoreInfo, SystemClock,
 };
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
 
@@ -46,7 +46,10 @@ impl StoreInfo for Watched {
     }
 }
 
-impl LockProvider for Watched {
+/// A quorum calls no other verbs of its members.
+impl Backend for Watched {
+    type Lease = ErasedLease;
+
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
         if let Some(deadline) = request.deadline() {
             let after = request.end().saturating_since(deadline);
@@ -63,10 +66,6 @@ impl LockProvider for Watched {
         self.store.abandon(request);
     }
 
-    fn part(&self, request: &AcquireRequest<'_>) -> usize {
-        self.store.part(request)
-    }
-
     fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {
         if self.always || batch.iter().any(|it| matches!(it, Operation::Acquire(_))) {
             (self.before)(batch);
@@ -74,25 +73,8 @@ impl LockProvider for Watched {
         self.store.batch(batch);
     }
 
-    fn send_release(&self, lease: &mut ErasedLease) -> ReleaseDispatch {
-        self.store.send_release(lease)
-    }
-
     fn watch_leases(&self, verifier: LeaseVerifier) {
         self.store.watch_leases(verifier);
-    }
-
-    fn detach(
-        &self,
-        lease: &mut ErasedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Option<LeaseId>, Error> {
-        self.store.detach(lease, ttl, deadline)
-    }
-
-    fn proof(&self, lease: &ErasedLease) -> Option<Proof> {
-        self.store.proof(lease)
     }
 }
 
