@@ -71,6 +71,22 @@ impl Batch<'_> {
     }
 }
 
+/// Tries `new` in one batch with what is done to two leases that are lost. Returns the answer to the attempt.
+pub(crate) fn try_beside_lost(
+    provider: &dyn LockProvider,
+    [released, renewed]: [&mut ErasedLease; 2],
+) -> Answer {
+    let batch = Batch {
+        tries: &["new"],
+        releases: vec![released],
+        renewals: vec![renewed],
+    };
+    let (mut tried, released, renewed) = batch.run(provider, TTL);
+    assert_eq!(*released[0].as_ref().unwrap(), Released::AlreadyLost);
+    assert_eq!(*renewed[0].as_ref().unwrap(), Renewal::Lost);
+    tried.remove(0)
+}
+
 /// Tries names in one batch.
 pub(crate) fn tried(provider: &dyn LockProvider, tries: &[&str], ttl: Duration) -> Vec<Answer> {
     let batch = Batch {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper_core::{ErrorKind, Released, Renewal};
 use lockkeeper_testkit::{StoreKind, TestServer, cases, until};
 
-use crate::batch::{Batch, TTL, release, taken, tried};
+use crate::batch::{Batch, TTL, release, taken, tried, try_beside_lost};
 use crate::checks::WAIT_LIMIT;
 use crate::store::{
     Case, canceller, holders, keeper, leftovers, open, provider, start, until_waiting,
@@ -71,15 +71,8 @@ fn batch_on_killed_session_tries_elsewhere(kind: StoreKind) {
         for session in holders(&*server, &["kept"]) {
             server.kill_session(session).unwrap();
         }
-        let batch = Batch {
-            tries: &["new"],
-            releases: vec![&mut freed],
-            renewals: vec![&mut kept],
-        };
-        let (mut tried, released, renewed) = batch.run(&*provider, TTL);
-        assert_eq!(*released[0].as_ref().unwrap(), Released::AlreadyLost);
-        assert_eq!(*renewed[0].as_ref().unwrap(), Renewal::Lost);
-        let mut lease = tried.remove(0).unwrap().unwrap().lease;
+        let new = try_beside_lost(&*provider, [&mut freed, &mut kept]);
+        let mut lease = new.unwrap().unwrap().lease;
         until("only the new name is held", || are_all(&*server, &["new"]));
         release(&*provider, [&mut lease]);
     }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{ErasedLease, ErrorKind, LockProvider, Released, Renewal};
+use lockkeeper_core::{ErasedLease, ErrorKind, LockProvider, Renewal};
 use lockkeeper_testkit::{Fault, Proxy, Shared, StoreKind, cases, until};
 
-use crate::batch::{Answer, Answers, Batch, TTL, release, taken, tried};
+use crate::batch::{Answer, Answers, Batch, TTL, release, taken, tried, try_beside_lost};
 use crate::checks::WAIT_LIMIT;
 use crate::store::{Case, Via, holders, leftovers, provider_by, start};
 
@@ -64,15 +64,8 @@ fn batch_whose_connection_is_cut(kind: StoreKind) {
             None => proxy.cut(),
             Some(fault) => proxy.once("default:new", fault),
         }
-        let batch = Batch {
-            tries: &["new"],
-            releases: vec![&mut freed],
-            renewals: vec![&mut kept],
-        };
-        let (mut tried, released, renewed) = batch.run(&*provider, TTL);
-        assert_eq!(*released[0].as_ref().unwrap(), Released::AlreadyLost);
-        assert_eq!(*renewed[0].as_ref().unwrap(), Renewal::Lost);
-        let mut new = granted_in_the_end(&*provider, tried.remove(0));
+        let new = try_beside_lost(&*provider, [&mut freed, &mut kept]);
+        let mut new = granted_in_the_end(&*provider, new);
         release(&*provider, [&mut new]);
         until("nothing is held", || leftovers(&*server) == 0);
     }
