@@ -49,12 +49,7 @@ fn entries_and_sessions_are_rows(kind: MySqlKind) {
     let server = start_own(kind);
     let options = options(&server, None);
     let table = |name: &str| try_table(&options, name).unwrap();
-    shared::entry_is_written_under_its_conditions(table("t1").store());
-    shared::several_entries_are_written_each_by_itself(table("t2").store());
-    shared::session_ends_unless_it_is_kept(table("t3").store());
-    shared::expired_session_is_not_kept(table("t3").store());
-    shared::names_are_bytes(table("t4").store());
-    shared::no_write_is_lost(table("t5").store());
+    shared::cases_of_one_table(table);
     let locked = || {
         let mut app = Conn::new(options.opts()).unwrap();
         app.query_drop("START TRANSACTION").unwrap();

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{Clock as _, LockName, Mode, SystemClock};
-use lockkeeper_register::{Call, Key, Read, RegisterStore, Version, Write};
+use lockkeeper_register::{Call, Key, Read, RegisterProvider, RegisterStore, Version, Write};
 use lockkeeper_testkit::until;
 
 /// A limit far longer than anything here takes.
@@ -65,6 +65,16 @@ fn ended(store: &impl RegisterStore, sessions: &[&str]) -> Vec<String> {
     store.read(&read, call()).unwrap().ended
 }
 
+/// Runs the cases that need nothing but a table.
+pub(crate) fn cases_of_one_table<S: RegisterStore>(table: impl Fn(&str) -> RegisterProvider<S>) {
+    entry_is_written_under_its_conditions(table("t1").store());
+    several_entries_are_written_each_by_itself(table("t2").store());
+    session_ends_unless_it_is_kept(table("t3").store());
+    expired_session_is_not_kept(table("t3").store());
+    names_are_bytes(table("t4").store());
+    no_write_is_lost(table("t5").store());
+}
+
 pub(crate) fn entry_is_written_under_its_conditions(store: &impl RegisterStore) {
     let (a, floor) = (key("a"), Key::of_namespace("floor"));
     assert_eq!(entry(store, &a), None);
@@ -110,7 +120,7 @@ pub(crate) fn entry_is_written_under_its_conditions(store: &impl RegisterStore) 
 }
 
 /// Each has its own version, and the answers are in the order of the writes.
-pub(crate) fn several_entries_are_written_each_by_itself(store: &impl RegisterStore) {
+fn several_entries_are_written_each_by_itself(store: &impl RegisterStore) {
     let [a, b, c, d] = ["a", "b", "c", "d"].map(key);
     assert_eq!(written(store, write(&a, None, None)), None);
     let made = [&d, &b, &a].map(|key| write(key, None, Some("1")));
@@ -141,7 +151,7 @@ pub(crate) fn several_entries_are_written_each_by_itself(store: &impl RegisterSt
     assert_eq!(listed, ["1", "2", "2"]);
 }
 
-pub(crate) fn session_ends_unless_it_is_kept(store: &impl RegisterStore) {
+fn session_ends_unless_it_is_kept(store: &impl RegisterStore) {
     let ttl = Duration::from_millis(200);
     let [short, long] = [ttl, LIMIT].map(|ttl| store.open_session(ttl, call()).unwrap());
     assert!(kept(store, &[&short, &long], LIMIT).is_empty());
@@ -159,7 +169,7 @@ pub(crate) fn session_ends_unless_it_is_kept(store: &impl RegisterStore) {
 }
 
 /// An expired session that nobody has looked at is not kept, and its row goes with the next one that is opened.
-pub(crate) fn expired_session_is_not_kept(store: &impl RegisterStore) {
+fn expired_session_is_not_kept(store: &impl RegisterStore) {
     let ttl = Duration::from_millis(100);
     let opened = SystemClock.now();
     let (first, second) = (
@@ -226,7 +236,7 @@ pub(crate) fn names_are_bytes(store: &impl RegisterStore) {
 }
 
 /// Threads add to numbers in entries of which each is written only if nobody has written it.
-pub(crate) fn no_write_is_lost(store: &impl RegisterStore) {
+fn no_write_is_lost(store: &impl RegisterStore) {
     const TIMES: u32 = 25;
     let keys = ["a", "b", "c"].map(key);
     let session = store.open_session(LIMIT, call()).unwrap();
