@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Backend, Capabilities, ErasedLease, Error, Grant, HostInstant, LeaseId,
-    LeaseVerifier, LockProvider, Operation, Proof, StoreInfo, Usage,
+    AcquireRequest, Backend, Capabilities, ErasedLease, Error, Grant, HostInstant, LeaseVerifier,
+    LockProvider, Operation, StoreInfo, Usage,
 };
 
 /// What happens to the replies to acquisitions.
@@ -88,6 +88,7 @@ impl StoreInfo for Tap {
     }
 }
 
+/// No case detaches a lease through a tap, or asks for its proof.
 impl Backend for Tap {
     type Lease = ErasedLease;
 
@@ -124,18 +125,5 @@ impl Backend for Tap {
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
         self.inner.watch_leases(verifier);
-    }
-
-    fn detach(
-        &self,
-        lease: &mut ErasedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Option<LeaseId>, Error> {
-        self.inner.detach(lease, ttl, deadline)
-    }
-
-    fn proof(&self, lease: &ErasedLease) -> Option<Proof> {
-        self.inner.proof(lease)
     }
 }
