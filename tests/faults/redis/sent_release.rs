@@ -1,9 +1,10 @@
 //! Releases that are sent and not waited for: their replies are read with the next batch, or lost.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use lockkeeper::ErrorKind;
-use lockkeeper::backend::{Backend as _, Operation, ReleaseDispatch, StoreInfo as _};
+use lockkeeper::backend::{Backend as _, Grant, Operation, ReleaseDispatch, StoreInfo as _};
 use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper_testkit::{
     Fault, Proxy, RedisCluster, RedisKind, RedisOptions as ServerOptions, RedisServer, cases, until,
@@ -11,7 +12,7 @@ use lockkeeper_testkit::{
 
 use super::Case;
 use super::cluster::{KEY_OF_A, keys_at, start_without_replicas};
-use super::operations::Answer::{AlreadyLost, Busy, Failed, Granted, Released, Renewed};
+use super::operations::Answer::{self, AlreadyLost, Busy, Failed, Granted, Released, Renewed};
 use super::operations::{
     Lease, acquire, attempt, names, open, open_with_scripts, release, release_all, renew, request,
     run, sent,
@@ -22,8 +23,7 @@ use crate::common::{Keepers as _, Told, WAIT_LIMIT, with_reply_time};
 pub(super) const CASES: &[Case] = cases![
     sent_release_frees_for_its_batch,
     sent_release_by_tls,
-    sent_release_loses_its_reply,
-    sent_release_is_answered_late,
+    sent_release_gets_its_reply_late_or_never,
     sent_release_finds_no_script,
     sent_release_without_its_script_is_no_outage,
     sent_release_meets_a_replica,
@@ -47,6 +47,18 @@ fn send<'a>(provider: &RedisProvider, lease: &'a mut Lease) -> Operation<'a, Lea
 
 fn is_sent(provider: &RedisProvider, lease: &mut Lease) -> bool {
     matches!(provider.send_release(lease), ReleaseDispatch::Sent(_))
+}
+
+/// Sends the release of a lease, and runs an attempt for a name behind it.
+fn run_behind(
+    provider: &RedisProvider,
+    lease: &mut Lease,
+    name: &str,
+) -> (Vec<Answer>, Vec<Grant<Lease>>) {
+    let [name] = names([name]);
+    let asked = request(&name);
+    let collect = send(provider, lease);
+    run(provider, vec![collect, attempt(&asked)])
 }
 
 /// The name and other names are granted behind the release, on one connection.
@@ -96,45 +108,38 @@ fn sent_release_by_tls(kind: RedisKind) {
     server.assert_clean();
 }
 
-fn sent_release_loses_its_reply(kind: RedisKind) {
+fn sent_release_gets_its_reply_late_or_never(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let provider = open_with_scripts(proxy.addr(), |options| options);
-    let [mut freed] = acquire(&provider, ["a"]);
-    let [a] = names(["a"]);
-    let asked = request(&a);
-    let before = proxy.counts().cut;
-    proxy.once("EVALSHA", Fault::CutReplyAfter(0));
-    let collect = send(&provider, &mut freed);
-    assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.cut > before));
-    let (answers, _) = run(&provider, vec![collect, attempt(&asked)]);
-    // If the client has been told of the cut before it sends the attempt, that goes elsewhere.
-    let unknown = Failed(ErrorKind::Unknown);
-    assert!(
-        answers == [unknown, unknown] || answers == [unknown, Granted],
-        "{answers:?}"
-    );
-    let (answers, grants) = run(&provider, vec![release(&mut freed), attempt(&asked)]);
-    assert_eq!(answers, [AlreadyLost, Granted]);
-    release_all(&provider, grants.into_iter().map(|it| it.lease));
-    drop(provider);
-    server.assert_clean();
-}
-
-fn sent_release_is_answered_late(kind: RedisKind) {
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let provider = open_with_scripts(proxy.addr(), |options| options);
-    let [mut freed] = acquire(&provider, ["a"]);
-    let [a] = names(["a"]);
-    let asked = request(&a);
-    let before = proxy.counts().held;
-    proxy.once("EVALSHA", Fault::DelayReplies(Duration::from_millis(300)));
-    let collect = send(&provider, &mut freed);
-    assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.held > before));
-    let (answers, grants) = run(&provider, vec![collect, attempt(&asked)]);
-    assert_eq!(answers, [Released, Granted]);
-    release_all(&provider, grants.into_iter().map(|it| it.lease));
+    let late = Fault::DelayReplies(Duration::from_millis(300));
+    for (fault, is_late) in [(late, true), (Fault::CutReplyAfter(0), false)] {
+        let [mut freed] = acquire(&provider, ["a"]);
+        let [a] = names(["a"]);
+        let asked = request(&a);
+        let before = proxy.counts();
+        proxy.once("EVALSHA", fault);
+        let collect = send(&provider, &mut freed);
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| match is_late {
+            true => counts.held > before.held,
+            false => counts.cut > before.cut,
+        }));
+        let (answers, mut grants) = run(&provider, vec![collect, attempt(&asked)]);
+        if is_late {
+            assert_eq!(answers, [Released, Granted]);
+        } else {
+            // If the client has been told of the cut before it sends the attempt, that goes elsewhere.
+            let unknown = Failed(ErrorKind::Unknown);
+            assert!(
+                answers == [unknown, unknown] || answers == [unknown, Granted],
+                "{answers:?}"
+            );
+            let again = run(&provider, vec![release(&mut freed), attempt(&asked)]);
+            assert_eq!(again.0, [AlreadyLost, Granted]);
+            grants = again.1;
+        }
+        release_all(&provider, grants.into_iter().map(|it| it.lease));
+    }
     drop(provider);
     server.assert_clean();
 }
@@ -145,15 +150,11 @@ fn sent_release_finds_no_script(kind: RedisKind) {
     let provider = open_with_scripts(server.addr(), |options| options);
     let [mut freed] = acquire(&provider, ["a"]);
     server.command(&["SCRIPT", "FLUSH", "SYNC"]).unwrap();
-    let [a] = names(["a"]);
-    let asked = request(&a);
-    let collect = send(&provider, &mut freed);
-    let (answers, _) = run(&provider, vec![collect, attempt(&asked)]);
+    let (answers, _) = run_behind(&provider, &mut freed, "a");
     assert_eq!(answers, [Failed(ErrorKind::Unavailable), Busy]);
     // The next one brings its script with it.
     let before = sent(&provider);
-    let collect = send(&provider, &mut freed);
-    let (answers, grants) = run(&provider, vec![collect, attempt(&asked)]);
+    let (answers, grants) = run_behind(&provider, &mut freed, "a");
     assert_eq!(answers, [Released, Granted]);
     assert_eq!(sent(&provider), before + 2);
     release_all(&provider, grants.into_iter().map(|it| it.lease));
@@ -187,10 +188,7 @@ fn sent_release_meets_a_replica(kind: RedisKind) {
     let provider = open_with_scripts(server.addr(), |options| options);
     let [mut freed] = acquire(&provider, ["a"]);
     server.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
-    let [b] = names(["b"]);
-    let asked = request(&b);
-    let collect = send(&provider, &mut freed);
-    let (answers, _) = run(&provider, vec![collect, attempt(&asked)]);
+    let (answers, _) = run_behind(&provider, &mut freed, "b");
     let unavailable = Failed(ErrorKind::Unavailable);
     assert_eq!(answers, [Failed(ErrorKind::Unknown), unavailable]);
     server.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
@@ -210,10 +208,7 @@ fn sent_release_waits_for_no_replica(kind: RedisKind) {
     let [mut freed, mut kept] = acquire(&earlier, ["a", "k"]);
     let (answers, _) = run(&provider, vec![renew(&mut kept)]);
     assert_eq!(answers, [Failed(ErrorKind::Unavailable)]);
-    let [a] = names(["a"]);
-    let asked = request(&a);
-    let collect = send(&provider, &mut freed);
-    let (answers, _) = run(&provider, vec![collect, attempt(&asked)]);
+    let (answers, _) = run_behind(&provider, &mut freed, "a");
     assert_eq!(answers, [Released, Failed(ErrorKind::Unavailable)]);
     assert_eq!(server.calls().unwrap().get("wait"), Some(&2));
     release_all(&earlier, [kept]);
@@ -240,25 +235,25 @@ fn sent_release_needs_an_idle_connection(kind: RedisKind) {
     server.assert_clean();
 }
 
+fn open_cluster(addr: SocketAddr) -> RedisProvider {
+    let options = RedisOptions::cluster(addr.ip().to_string(), addr.port());
+    let options = options.response_timeout(Duration::from_secs(5));
+    RedisProvider::open(&options, "default").unwrap()
+}
+
 /// The slot has moved since the map was asked for: the release and the attempt behind it go on at the next node.
 fn sent_release_follows_its_slot(kind: RedisKind) {
     let (cluster, owner) = start_without_replicas(kind);
     let next = (owner + 1) % RedisCluster::PRIMARIES;
     let (slot, _) = cluster.owner(KEY_OF_A, None).unwrap();
-    let addr = cluster.server(owner).addr();
-    let options = RedisOptions::cluster(addr.ip().to_string(), addr.port());
-    let options = options.response_timeout(Duration::from_secs(5));
-    let provider = RedisProvider::open(&options, "default").unwrap();
+    let provider = open_cluster(cluster.server(owner).addr());
     let [mut freed] = acquire(&provider, ["a"]);
-    let [a] = names(["a"]);
-    let asked = request(&a);
     cluster.begin_move(slot, owner, next).unwrap();
     for key in [KEY_OF_A, &KEY_OF_A.replace("{a}", ":epoch")] {
         cluster.move_key(key, owner, next).unwrap();
     }
     cluster.end_move(slot, owner, next).unwrap();
-    let collect = send(&provider, &mut freed);
-    let (answers, mut grants) = run(&provider, vec![collect, attempt(&asked)]);
+    let (answers, mut grants) = run_behind(&provider, &mut freed, "a");
     assert_eq!(answers, [Released, Granted]);
     // Requests for the name go to another part by now than when this lease was asked for.
     let mut granted = grants.remove(0).lease;
@@ -270,10 +265,7 @@ fn sent_release_follows_its_slot(kind: RedisKind) {
 /// The node has replied since then.
 fn sent_release_goes_to_a_node_that_has_failed_once(kind: RedisKind) {
     let (cluster, owner) = start_without_replicas(kind);
-    let addr = cluster.proxy(owner).addr();
-    let options = RedisOptions::cluster(addr.ip().to_string(), addr.port());
-    let options = options.response_timeout(Duration::from_secs(5));
-    let provider = RedisProvider::open(&options, "default").unwrap();
+    let provider = open_cluster(cluster.proxy(owner).addr());
     let [mut lease] = acquire(&provider, ["a"]);
     cluster
         .proxy(owner)
