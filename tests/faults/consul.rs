@@ -6,7 +6,7 @@ use lockkeeper_testkit::{
     ConsulCluster, ConsulKind, ConsulOptions, ConsulServer, TestServer as _, suite, until,
 };
 
-use crate::common::cluster::{KEYS, assert_replaced, member_fails, open};
+use crate::common::cluster::{KEYS, assert_replaced, end, kill, member_fails, open, stop};
 use crate::common::{WAIT_LIMIT, Witness, opened};
 
 /// The holder's lease does not outlive what happens.
@@ -14,21 +14,9 @@ const SHORT: &str = "ttl=6s&response_timeout=1s&connect_timeout=1s&wait=25s";
 
 pub(crate) fn trials() -> Vec<Trial> {
     let cases: [suite::Case<ConsulKind>; 6] = [
-        ("leader_killed", |kind| {
-            member_fails(&start(kind), 0, |cluster, leader| {
-                cluster.member(leader).kill();
-            });
-        }),
-        ("leader_stopped", |kind| {
-            member_fails(&start(kind), 0, |cluster, leader| {
-                cluster.member(leader).stop().unwrap();
-            });
-        }),
-        ("leader_ended", |kind| {
-            member_fails(&start(kind), 0, |cluster, leader| {
-                cluster.member(leader).end().unwrap();
-            });
-        }),
+        ("leader_killed", |kind| member_fails(&start(kind), 0, kill)),
+        ("leader_stopped", |kind| member_fails(&start(kind), 0, stop)),
+        ("leader_ended", |kind| member_fails(&start(kind), 0, end)),
         ("stopped_leader_resumes", stopped_leader_resumes),
         ("session_destroyed", session_destroyed),
         ("token_withdrawn", token_withdrawn),

@@ -64,6 +64,21 @@ pub(crate) fn member_fails<M: Member>(
     assert_clean(cluster.member(leader));
 }
 
+/// Kills a member: a fault for [`member_fails`].
+pub(crate) fn kill<M: Member>(cluster: &Cluster<M>, member: usize) {
+    cluster.member(member).kill();
+}
+
+/// Stops a member, which hangs then: a fault for [`member_fails`].
+pub(crate) fn stop<M: Member>(cluster: &Cluster<M>, member: usize) {
+    cluster.member(member).stop().unwrap();
+}
+
+/// Ends a member as an operator does: a fault for [`member_fails`].
+pub(crate) fn end<M: Member>(cluster: &Cluster<M>, member: usize) {
+    cluster.member(member).end().unwrap();
+}
+
 /// Every acquisition with time to wait is granted while leaders change, beside as many other locks as `beside`. `change`
 /// gets the number of the round, that of the leader, and what waits for further grants.
 pub(crate) fn contention_while_leaders_change<M: Member>(

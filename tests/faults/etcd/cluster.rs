@@ -7,30 +7,18 @@ use lockkeeper_testkit::{EtcdCluster, EtcdKind, EtcdOptions, TestServer as _, un
 
 use super::Case;
 use crate::common::cluster::{
-    KEYS, assert_clean, contention_while_leaders_change, holder_in_minority, member_fails, open,
-    two_members_killed, waiter_in_minority,
+    KEYS, assert_clean, contention_while_leaders_change, end, holder_in_minority, kill,
+    member_fails, open, stop, two_members_killed, waiter_in_minority,
 };
 use crate::common::{WAIT_LIMIT, Waiter, Witness};
 
 pub(super) const CASES: &[Case] = &[
-    ("leader_killed", |kind| {
-        member_fails(&start(kind), 0, |cluster, leader| {
-            cluster.member(leader).kill();
-        });
-    }),
-    ("leader_stopped", |kind| {
-        member_fails(&start(kind), 0, |cluster, leader| {
-            cluster.member(leader).stop().unwrap();
-        });
-    }),
+    ("leader_killed", |kind| member_fails(&start(kind), 0, kill)),
+    ("leader_stopped", |kind| member_fails(&start(kind), 0, stop)),
     ("leader_cut_off", |kind| {
         member_fails(&start(kind), 0, EtcdCluster::cut_off);
     }),
-    ("leader_ended", |kind| {
-        member_fails(&start(kind), 0, |cluster, leader| {
-            cluster.member(leader).end().unwrap();
-        });
-    }),
+    ("leader_ended", |kind| member_fails(&start(kind), 0, end)),
     ("leadership_moved", |kind| {
         member_fails(&start(kind), 0, |cluster, leader| {
             cluster.move_leadership(leader).unwrap();

@@ -8,24 +8,20 @@ use lockkeeper_testkit::{Shared, StoreKind, TestServer as _, ZooKeeperEnsemble, 
 
 use super::Case;
 use crate::common::cluster::{
-    contention_while_leaders_change, holder_in_minority, member_fails, two_members_killed,
-    waiter_in_minority,
+    contention_while_leaders_change, holder_in_minority, kill, member_fails, stop,
+    two_members_killed, waiter_in_minority,
 };
 
 pub(super) const CASES: &[Case] = &[
     ("leader_killed", |kind| {
         let ensemble = share(kind);
-        member_fails(&ensemble, 0, |ensemble, leader| {
-            ensemble.member(leader).kill();
-        });
+        member_fails(&ensemble, 0, kill);
         let killed = ensemble.members().iter().filter(|it| it.pid().is_none());
         killed.for_each(|it| it.restart().unwrap());
     }),
     ("leader_stopped", |kind| {
         let ensemble = share(kind);
-        member_fails(&ensemble, 0, |ensemble, leader| {
-            ensemble.member(leader).stop().unwrap();
-        });
+        member_fails(&ensemble, 0, stop);
         ensemble.resume().unwrap();
     }),
     ("leader_cut_off", |kind| {
