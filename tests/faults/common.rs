@@ -20,9 +20,9 @@ mod witness;
 use std::fs;
 use std::net::SocketAddr;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use lockkeeper::{ErrorKind, LockGuard, LockKeeper, Released};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, LockKeeper, Released};
 use lockkeeper_testkit::{Proxy, Shared, StoreKind, TestServer, suite, until, with_timeouts};
 
 pub(crate) use opening::{fake_server, refused};
@@ -113,10 +113,21 @@ pub(crate) trait Keepers: TestServer {
     /// Acquires `a` for `keeper`, which waits in the store until `rival` releases it. So what a keeper does
     /// only at its first wait or grant is over before the fault.
     fn lock_after_waiting(&self, keeper: &LockKeeper, rival: &LockKeeper) -> LockGuard {
+        self.lock_after_fault(keeper, rival, || {})
+    }
+
+    /// Acquires `a` in the same way, with a fault just before its release.
+    fn lock_after_fault(
+        &self,
+        keeper: &LockKeeper,
+        rival: &LockKeeper,
+        fault: impl FnOnce(),
+    ) -> LockGuard {
         let held = rival.lock("a").unwrap();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| keeper.try_lock_for("a", WAIT_LIMIT).unwrap());
             until("the keeper waits", || self.queue_length("a") == 1);
+            fault();
             assert_eq!(held.release().unwrap(), Released::Done);
             waiting.join().unwrap().expect("it is free")
         })
@@ -166,6 +177,38 @@ pub(crate) fn opened(url: &str) -> LockKeeper {
         keeper.is_some()
     });
     keeper.unwrap()
+}
+
+/// Waits for a name until a cancel just after `fault`, which ends the wait soon. Returns what `fault` does.
+pub(crate) fn cancel_after<T>(
+    keeper: &LockKeeper,
+    name: &str,
+    options: AcquireOptions,
+    fault: impl FnOnce() -> T,
+) -> T {
+    let cancel = CancelToken::new();
+    let options = options.wait_forever().cancel(&cancel);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.acquire(name, &options));
+        let done = fault();
+        let began = Instant::now();
+        cancel.cancel();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+        assert!(began.elapsed() < WAIT_LIMIT);
+        done
+    })
+}
+
+/// Locks `a` by TLS, on a server whose certificate the system does not know.
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+pub(crate) fn lock_by_tls(url: &str, authority: &std::path::Path) {
+    let keeper = opened(&format!("{url}?ca_file={}", authority.display()));
+    let held = keeper.lock("a").unwrap();
+    held.renew().unwrap();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    let untrusted = ["certificate", "ca_file"];
+    refused(url, ErrorKind::PermissionDenied, &untrusted);
 }
 
 /// Returns whether a thread of a keeper or of a backend runs.

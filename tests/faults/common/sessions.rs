@@ -13,7 +13,8 @@ use lockkeeper_testkit::{Fault, Proxy, StoreKind, TestServer, until};
 
 use super::servers::{Memory, contend_during, urls_at};
 use super::{
-    Case, HANG, Keepers as _, WAIT_LIMIT, Witness, assert_closed, fake_server, refused, start,
+    Case, HANG, Keepers as _, WAIT_LIMIT, Witness, assert_closed, cancel_after, fake_server,
+    refused, start,
 };
 
 /// What other programs on the port of a server send, and how errors name the server.
@@ -211,20 +212,10 @@ fn cancelled_attempts_end_without_a_connection(kind: StoreKind) {
     let keeper = server.open("ttl=1h&pool_size=1&response_timeout=5m");
     let held = keeper.lock("a").unwrap();
     for delay in [0, 1, 10, 100, 400].map(Duration::from_millis) {
-        let cancel = CancelToken::new();
-        let options = AcquireOptions::new().wait_forever().cancel(&cancel);
-        let options = options.lease(LeasePolicy::Renewed {
+        let options = AcquireOptions::new().lease(LeasePolicy::Renewed {
             ttl: Duration::from_secs(7_200),
         });
-        thread::scope(|scope| {
-            let acquiring = scope.spawn(|| keeper.acquire("b", &options));
-            thread::sleep(delay);
-            let began = Instant::now();
-            cancel.cancel();
-            let error = acquiring.join().unwrap().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
-            assert!(began.elapsed() < WAIT_LIMIT);
-        });
+        cancel_after(&keeper, "b", options, || thread::sleep(delay));
     }
     assert_eq!(held.release().unwrap(), Released::Done);
     drop(keeper);

@@ -4,14 +4,14 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockKeeper, Released};
+use lockkeeper::{AcquireOptions, ErrorKind, LockKeeper, Released};
 use lockkeeper_testkit::{
     EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, TestServer as _, cases, until,
 };
 
 use super::Case;
 use super::relay::{Held, relay};
-use crate::common::{Keepers, WAIT_LIMIT, opened};
+use crate::common::{Keepers, WAIT_LIMIT, cancel_after, opened};
 
 pub(super) const CASES: &[Case] = cases![
     late_grant_leaves_the_key,
@@ -118,13 +118,8 @@ impl Rig {
 fn late_grant_leaves_the_key(kind: EtcdKind) {
     let rig = Rig::start(kind);
     let rival = Keepers::open(&rig.server, "ttl=10m");
-    let held = rival.lock("a").unwrap();
-    let guard = thread::scope(|scope| {
-        let waiting = scope.spawn(|| rig.keeper.try_lock_for("a", WAIT_LIMIT));
-        until("it waits", || rig.server.queue_length("a") == 1);
+    let guard = rig.server.lock_after_fault(&rig.keeper, &rival, || {
         rig.hold(&[ON_TURN]);
-        held.release().unwrap();
-        waiting.join().unwrap().unwrap().unwrap()
     });
     rig.carry_out();
     guard.renew().unwrap();
@@ -147,17 +142,12 @@ fn late_renewal_leaves_the_key(kind: EtcdKind) {
 fn late_move_in_the_queue_leaves_the_key(kind: EtcdKind) {
     let rig = Rig::start(kind);
     let rival = Keepers::open(&rig.server, "ttl=10m");
-    let held = rival.lock("a").unwrap();
-    let guard = thread::scope(|scope| {
-        let waiting = scope.spawn(|| rig.keeper.try_lock_for("a", WAIT_LIMIT));
-        until("it waits", || rig.server.queue_length("a") == 1);
+    let guard = rig.server.lock_after_fault(&rig.keeper, &rival, || {
         rig.hold(&WAITS);
         rig.retire_lease_of_waiters(&rival);
         until("the move is held", || {
             !rig.held.lock().unwrap().requests.is_empty()
         });
-        held.release().unwrap();
-        waiting.join().unwrap().unwrap().unwrap()
     });
     rig.carry_out();
     guard.renew().unwrap();
@@ -291,20 +281,13 @@ fn cancel_leaves_the_other_connections(kind: EtcdKind) {
         drop(slow.join().unwrap());
     });
     let blocker = rival.lock("a").unwrap();
-    let cancel = CancelToken::new();
-    let options = AcquireOptions::new().wait(WAIT_LIMIT).cancel(&cancel);
-    let before = thread::scope(|scope| {
-        let waiting = scope.spawn(|| keeper.acquire("a", &options).map(drop));
+    let before = cancel_after(&keeper, "a", AcquireOptions::new(), || {
         until("it is queued", || server.queue_length("a") == 1);
         let held = proxy.counts().held;
         proxy.once(LOCK_REQUEST, Fault::DelayRequests(Duration::from_secs(1)));
         assert_eq!(blocker.release().unwrap(), Released::Done);
         until("its request is under way", || proxy.counts().held > held);
-        let before = proxy.counts().accepted;
-        cancel.cancel();
-        let error = waiting.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled);
-        before
+        proxy.counts().accepted
     });
     until("what it left is freed", || keeper.pending_releases() == 0);
     drop(keeper.lock("b").unwrap());

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::Case;
 use super::relay::{Held, relay};
-use crate::common::{WAIT_LIMIT, fake_server, opened, refused};
+use crate::common::{WAIT_LIMIT, fake_server, lock_by_tls, opened, refused};
 
 pub(super) const CASES: &[Case] = cases![
     users_and_roles,
@@ -177,12 +177,7 @@ fn proxy_may_close_after_each_reply(kind: EtcdKind) {
 fn certificates(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new().tls()).unwrap();
     let url = server.tls_url().unwrap();
-    let trusted = server.certificates().unwrap().authority.clone();
-    let keeper = opened(&format!("{url}?ca_file={}", trusted.display()));
-    let held = keeper.lock("a").unwrap();
-    held.renew().unwrap();
-    assert_eq!(held.release().unwrap(), Released::Done);
-    refused(&url, ErrorKind::PermissionDenied, &["ca_file"]);
+    lock_by_tls(&url, &server.certificates().unwrap().authority);
     let (plain, incompatible) = (server.url(), ErrorKind::Incompatible);
     refused(&plain.replace("etcd:", "etcds:"), incompatible, &["TLS"]);
     refused(&url.replace("etcds:", "etcd:"), incompatible, &["etcds:"]);

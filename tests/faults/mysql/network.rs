@@ -3,11 +3,11 @@
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, Released};
+use lockkeeper::{AcquireOptions, Released};
 use lockkeeper_testkit::{Fault, MySqlKind, cases, until};
 
 use super::Case;
-use crate::common::{Keepers as _, start};
+use crate::common::{Keepers as _, cancel_after, start};
 
 pub(super) const CASES: &[Case] = cases![
     own_half_open_session_is_not_busy,
@@ -35,16 +35,12 @@ fn own_half_open_wait_is_not_busy(kind: MySqlKind) {
     let keeper = server.open_via(&proxy, "ttl=10m");
     let rival = server.open("");
     let held = rival.lock("a").unwrap();
-    let cancel = CancelToken::new();
-    let options = AcquireOptions::new().wait_forever().cancel(&cancel);
     // An attempt, which comes before the wait, says it in another way.
     proxy.once("GET_LOCK('default:a', ", Fault::HalfOpen);
-    thread::scope(|scope| {
-        let cancelled = scope.spawn(|| keeper.acquire("a", &options).map(drop));
+    cancel_after(&keeper, "a", AcquireOptions::new(), || {
         until("the waiter is queued", || server.queue_length("a") == 1);
-        cancel.cancel();
-        let error = cancelled.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+    });
+    thread::scope(|scope| {
         // Longer than the response timeout: before that, the answer of a slow server is that the rival has it.
         let next = scope.spawn(|| keeper.try_lock_for("a", Duration::from_secs(10)));
         until("both sessions wait", || server.queue_length("a") == 2);

@@ -15,7 +15,7 @@ use lockkeeper_testkit::{Certificates, RedisKind, RedisOptions, RedisServer, cas
 
 use super::Case;
 use super::store::{open, start};
-use crate::common::{Keepers as _, WAIT_LIMIT, fake_server, refused};
+use crate::common::{Keepers as _, WAIT_LIMIT, fake_server, lock_by_tls, refused};
 
 pub(super) const CASES: &[Case] = cases![
     wrong_password,
@@ -200,16 +200,11 @@ fn server_hangs_after_first_reply(_: RedisKind) {
 fn tls_to_plain_port_and_reverse(kind: RedisKind) {
     let server = RedisServer::start(kind, &RedisOptions::new().tls()).unwrap();
     let authority = &server.certificates().unwrap().authority;
-    let ca = format!("ca_file={}", authority.display());
-    let url = server.tls_url().unwrap();
-    let keeper = open(&url, &ca);
-    drop(keeper.lock("a").unwrap());
-    drop(keeper);
-    let untrusted = ["certificate", "ca_file"];
-    refused(&url, ErrorKind::PermissionDenied, &untrusted);
+    lock_by_tls(&server.tls_url().unwrap(), authority);
     let plain_to_tls = format!("redis://{}/", server.tls_addr().unwrap());
     names_scheme(&plain_to_tls, "rediss:");
-    let tls_to_plain = format!("rediss://{}/?{ca}", server.addr());
+    let (addr, authority) = (server.addr(), authority.display());
+    let tls_to_plain = format!("rediss://{addr}/?ca_file={authority}");
     names_scheme(&tls_to_plain, "redis:");
     server.assert_clean();
 

@@ -3,12 +3,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, Released};
+use lockkeeper::{AcquireOptions, ErrorKind, LockGuard, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, cases, until};
 
 use super::Case;
 use super::store::{open, start, waiting_at};
-use crate::common::{Keepers as _, Told, WAIT_LIMIT, with_reply_time};
+use crate::common::{Keepers as _, Told, WAIT_LIMIT, cancel_after, with_reply_time};
 
 pub(super) const CASES: &[Case] = cases![
     exhausted_pool_has_its_own_error,
@@ -71,14 +71,8 @@ fn cancelled_waits_leave_no_waiter(kind: RedisKind) {
     let (keeper, told) = Told::open(&url);
     let held = holder.lock("a").unwrap();
     for round in 0..500 {
-        let cancel = CancelToken::new();
-        let options = AcquireOptions::new().wait_forever().cancel(&cancel);
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| keeper.acquire("a", &options));
+        cancel_after(&keeper, "a", AcquireOptions::new(), || {
             thread::sleep(Duration::from_micros(round * 37 % 1_500));
-            cancel.cancel();
-            let error = waiting.join().unwrap().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Cancelled);
         });
     }
     assert_eq!(waiting_at(&server, "lockkeeper:{default:a}"), 0);

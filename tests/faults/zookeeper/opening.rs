@@ -11,7 +11,7 @@ use lockkeeper_testkit::{
 };
 
 use super::Case;
-use crate::common::{WAIT_LIMIT, fake_server, opened, refused};
+use crate::common::{WAIT_LIMIT, fake_server, lock_by_tls, opened, refused};
 
 pub(super) const CASES: &[Case] = cases![
     users_are_separate,
@@ -76,12 +76,8 @@ fn path_has_to_exist(kind: ZooKeeperKind) {
 fn certificates(kind: ZooKeeperKind) {
     let server = ZooKeeperServer::start(kind, &ZooKeeperOptions::new().tls()).unwrap();
     let url = server.tls_url().unwrap();
-    let trusted = server.certificates().unwrap().authority.clone();
-    let keeper = opened(&format!("{url}?ca_file={}", trusted.display()));
-    let held = keeper.lock("a").unwrap();
-    held.renew().unwrap();
-    assert_eq!(held.release().unwrap(), Released::Done);
-    refused(&url, ErrorKind::PermissionDenied, &["ca_file"]);
+    let trusted = &server.certificates().unwrap().authority;
+    lock_by_tls(&url, trusted);
     let plain = server.url();
     let with_tls = plain.replace("zookeeper:", "zookeepers:");
     let with_tls = format!("{with_tls}/?ca_file={}", trusted.display());

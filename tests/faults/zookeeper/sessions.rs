@@ -1,15 +1,15 @@
 //! Sessions that end, and nodes that are made anew.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockKeeper, Released, WaitOutcome};
+use lockkeeper::{AcquireOptions, ErrorKind, LockKeeper, Released, WaitOutcome};
 use lockkeeper_testkit::{
     Fault, Proxy, TestServer, ZooKeeperKind, ZooKeeperOptions, ZooKeeperServer, cases, until,
 };
 
 use super::Case;
-use crate::common::{Keepers as _, WAIT_LIMIT, opened};
+use crate::common::{Keepers as _, WAIT_LIMIT, cancel_after, opened};
 
 pub(super) const CASES: &[Case] = cases![
     session_that_ended_loses_all_its_leases_at_once,
@@ -108,17 +108,7 @@ fn cancelled_waits_end_without_a_connection(kind: ZooKeeperKind) {
     let keys = "ttl=10m&connect_timeout=5m&response_timeout=5m";
     let keeper = opened(&format!("zookeeper://{}/?{keys}", proxy.addr()));
     let cancelled_after = |fault: &dyn Fn()| {
-        let cancel = CancelToken::new();
-        let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
-        thread::scope(|scope| {
-            let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
-            fault();
-            let began = Instant::now();
-            cancel.cancel();
-            let error = acquiring.join().unwrap().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
-            assert!(began.elapsed() < WAIT_LIMIT);
-        });
+        cancel_after(&keeper, "a", AcquireOptions::new(), fault);
         proxy.set(Fault::Pass);
         until("its place is gone", || server.queue_length("a") == 0);
     };
