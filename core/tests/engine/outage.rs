@@ -241,7 +241,8 @@ fn replies_lost_in_a_row_are_an_outage() {
 #[test]
 fn waiter_that_repeats_its_attempts_follows_the_engine() {
     let (store, keeper) = scripted();
-    let _held = keeper.lock("held").unwrap();
+    // Not renewed: an answer to a renewal would end the outage.
+    let _held = keeper.acquire("held", &fixed(60 * SECOND)).unwrap();
     store.grants(Grants::Queued);
     let error = keeper.try_lock_for("a", 4 * SECOND).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
