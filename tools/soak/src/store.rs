@@ -174,7 +174,7 @@ impl fmt::Debug for StoreFault {
 
 const REDIS: RedisKind = RedisKind::Redis7;
 const POSTGRES: PostgresKind = PostgresKind::Postgres15;
-/// Not 3.4.23, whose leader ends leases of the next leader also after its disk was slow:
+/// The other version, 3.4.23, is not used. Its leader also ends leases of the next leader after a slow write to the disk:
 /// <https://github.com/etcd-io/etcd/issues/15247>.
 const ETCD: EtcdKind = EtcdKind::Etcd3_5;
 const ZOOKEEPER: ZooKeeperKind = ZooKeeperKind::ZooKeeper3_8;
