@@ -127,13 +127,14 @@ impl ServerError {
         Ok(error)
     }
 
-    /// Returns whether the server undid the transaction, since another one was in its way: with the same rows, or with the
-    /// same new table (the last three).
+    /// Returns whether the server undid the transaction, since another one was in its way.
     pub(crate) fn is_conflict(&self) -> bool {
-        matches!(
-            &*self.state,
-            "40001" | "40P01" | "23505" | "42710" | "42P07"
-        )
+        matches!(&*self.state, "40001" | "40P01")
+    }
+
+    /// Returns whether something has the name of what was to be made, or is given it at the same time.
+    pub(crate) fn is_duplicate(&self) -> bool {
+        matches!(&*self.state, "23505" | "42710" | "42P07")
     }
 
     /// Returns the failure of a request on a connection that was open.

@@ -113,12 +113,7 @@ impl TableConnection for PlainConnection {
                 Ok(Some(reply.collect()))
             }
             Err(error) if error.is_conflict() => Ok(None),
-            Err(error) if error.is_fatal => Err(Failure::Closed(
-                self.server
-                    .closed()
-                    .with_source(error.explain(&self.server)),
-            )),
-            Err(error) => Err(Failure::Refused(self.explain(&error))),
+            Err(error) => Err(self.failure(&error)),
         }
     }
 
@@ -128,6 +123,27 @@ impl TableConnection for PlainConnection {
 }
 
 impl PlainConnection {
+    /// Makes a table. Returns false if something has its name, or is given it at the same time.
+    fn make(&mut self, migration: &str, limit: Duration) -> Result<bool, Failure> {
+        let made = self.client.exchange(migration, limit);
+        match made.map_err(|error| classify(error, &self.server))? {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_duplicate() => Ok(false),
+            Err(error) => Err(self.failure(&error)),
+        }
+    }
+
+    fn failure(&self, error: &ServerError) -> Failure {
+        match error.is_fatal {
+            true => Failure::Closed(
+                self.server
+                    .closed()
+                    .with_source(error.explain(&self.server)),
+            ),
+            false => Failure::Refused(self.explain(error)),
+        }
+    }
+
     /// Returns the error of a statement about the table.
     fn explain(&self, error: &ServerError) -> Error {
         let (kind, advice) = match &*error.state {

@@ -62,7 +62,7 @@ pub(crate) enum Grants {
     },
     /// No answer until the test changes this, and none to a cancelled request.
     Silent,
-    /// The same for this name alone.
+    /// No answer for this name, and an answer for all others.
     SilentFor(&'static str),
 }
 

@@ -105,12 +105,12 @@ pub(super) fn find(
     };
     let began = Instant::now();
     while state.text(2).is_none() {
-        let made = connection.run(&[migration(&table)], true, limit);
+        let made = connection.make(&migration(&table), limit);
         state = State::ask(connection, &table, limit).map_err(nothing_granted)?;
         match made {
             _ if state.text(2).is_some() => break,
             // Another process is making it: on a busy server, its name can be taken before it is seen here.
-            Ok(None) if began.elapsed() < limit => thread::sleep(Duration::from_millis(10)),
+            Ok(false) if began.elapsed() < limit => thread::sleep(Duration::from_millis(10)),
             Ok(_) => {
                 return Err(incompatible(format!(
                     "the table {table} cannot be made: something else has its name, such as a type; name another one by `table`"
