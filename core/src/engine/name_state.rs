@@ -116,6 +116,11 @@ impl NameState {
         self.holds.iter().any(|held| held.guards > 0)
     }
 
+    /// Returns whether a lease is being released to the store.
+    pub(super) fn is_releasing(&self) -> bool {
+        self.releasing > 0
+    }
+
     /// Returns the error of a store that does not answer now.
     pub(super) fn silence(&self) -> Option<&Error> {
         let is_asked = match &self.head {

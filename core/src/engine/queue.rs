@@ -173,6 +173,13 @@ impl Queue {
         names.in_use.find(key).is_some_and(|state| state.is_held())
     }
 
+    /// Returns whether a lease of the name is being released to the store.
+    pub(crate) fn is_releasing(&self, key: Key<'_>) -> bool {
+        let mut names = self.names(key);
+        let state = names.in_use.find(key);
+        state.is_some_and(|state| state.is_releasing())
+    }
+
     /// Makes the next waiter the head, after a lease went back to the store.
     pub(crate) fn released(&self, key: Key<'_>) {
         self.change(key, |state, _| state.released());

@@ -140,6 +140,7 @@ impl Engine {
         terms: LeaseTerms,
         deadline: Option<HostInstant>,
     ) -> Result<Acquired, Error> {
+        let key = Key::new(request.name, request.mode);
         let part = self.part_of(request.name, request.mode);
         let limits = Limits {
             clock: &*self.clock,
@@ -155,6 +156,11 @@ impl Engine {
         loop {
             if request.is_cancelled() {
                 return Err(self.cancelled());
+            }
+            // The lease may be the one that is released, and the request could overtake that on another connection.
+            if self.queue.is_releasing(key) {
+                retry.after(&under_release(), None)?;
+                continue;
             }
             request.is_retry.set(retry.lost_reply().is_some());
             let asked = (part, retry.asked_at());
@@ -201,6 +207,13 @@ impl Engine {
         }
         Ok(Acquired::first(hold))
     }
+}
+
+/// Returns the error of a resumption that waited for a release of the name for too long.
+fn under_release() -> Error {
+    Error::name_unavailable(
+        "this process is releasing the lock, and the store has not answered that yet; try again later",
+    )
 }
 
 fn ended() -> Error {

@@ -35,6 +35,7 @@ mod set_refusals;
 mod settings;
 mod shared_loss;
 mod steps;
+mod tickets;
 mod verifiers;
 mod verify;
 mod wait_queue;

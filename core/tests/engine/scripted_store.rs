@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant, HostInstant,
-    LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, ManualClock, Mode, Operation, Owner,
-    Proof, ProofValue, ReleaseDispatch, Released, Renewal, SentRelease, StoreInfo,
+    LeaseId, LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, ManualClock, Mode,
+    Operation, Owner, Proof, ProofValue, ReleaseDispatch, Released, Renewal, SentRelease,
+    StoreInfo,
 };
 
 use crate::answers::{Grants, Releases, Renewals, Sends};
@@ -312,6 +313,7 @@ impl StoreInfo for ScriptedStore {
             .with_batch(self.batch)
             .with_parts(self.parts.max(if self.batch == 0 { 1 } else { 2 }))
             .with(Capability::Shared)
+            .with(Capability::Tickets)
             .with(Capability::Permits)
     }
 }
@@ -399,11 +401,14 @@ impl Backend for ScriptedStore {
             }
         }
         let (mode, owner) = (request.mode(), request.owner());
-        let is_own = |it: &&Holder| request.is_retry() && it.owner == owner;
+        let (is_resume, is_again) = (request.is_resume(), request.is_retry());
+        let is_own =
+            |it: &&Holder| (is_resume || is_again) && it.owner.lease_id() == owner.lease_id();
         let held = state.held.entry(name.clone()).or_default();
         let own = held.iter().find(is_own);
         let (epoch, slot) = match own.map(|own| (own.epoch, own.slot)) {
             Some(own) => own,
+            None if is_resume => return Ok(None),
             None => {
                 let Some(slot) = state.free_slot(&name, mode) else {
                     drop(state);
@@ -504,6 +509,18 @@ impl Backend for ScriptedStore {
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
         self.state().verifiers.push(verifier);
+    }
+
+    fn detach(
+        &self,
+        lease: &mut ScriptedLease,
+        _: Duration,
+        _: HostInstant,
+    ) -> Result<Option<LeaseId>, Error> {
+        let state = self.record(&lease.name, "detach");
+        let mut held = state.held.get(&lease.name).into_iter().flatten();
+        let holder = held.find(|it| it.epoch == lease.epoch);
+        Ok(holder.map(|it| it.owner.lease_id()))
     }
 
     fn proof(&self, lease: &ScriptedLease) -> Option<Proof> {

@@ -45,17 +45,13 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
         let parts = operations.chunks_mut(most);
         return parts.for_each(|part| batch(store, part));
     }
-    together(store, operations, until);
-    // Last: a resumption must not overtake the release of a guard that had resumed the lease before.
-    for operation in operations.iter_mut().filter(|it| !it.is_answered()) {
-        if let Operation::Acquire(it) = operation {
+    for operation in operations.iter_mut() {
+        if let Operation::Acquire(it) = operation
+            && it.request.is_resume()
+        {
             it.answer = Some(resume(store, it.request, until).map_err(Failure::into_error));
         }
     }
-}
-
-/// Carries out all operations but resumptions.
-fn together(store: &Store, operations: &mut [Operation<'_, EtcdLease>], until: HostInstant) {
     // A cancel closes the connection, so only a single operation can be cancelled.
     let cancel = match operations {
         [Operation::Acquire(single)] => single.request.cancel(),
@@ -97,7 +93,7 @@ fn together(store: &Store, operations: &mut [Operation<'_, EtcdLease>], until: H
             }
         }
     }
-    for operation in operations.iter_mut().filter(|it| is_open(it)) {
+    for operation in operations.iter_mut().filter(|it| !it.is_answered()) {
         let text = "an earlier renewal of the lock was carried out late; renew again";
         operation.fail(Error::new(ErrorKind::Unavailable, text));
     }
@@ -132,13 +128,7 @@ fn collect(
 
 type Asked<'o, 'a, 's> = (&'o mut Operation<'a, EtcdLease>, Part<'s>);
 
-/// Returns whether an operation has no answer, and is no resumption.
-fn is_open(operation: &Operation<'_, EtcdLease>) -> bool {
-    let is_resumption = matches!(operation, Operation::Acquire(it) if it.request.is_resume());
-    !operation.is_answered() && !is_resumption
-}
-
-/// Makes the transactions of all operations that have no answer, but of resumptions.
+/// Makes the transactions of all operations that have no answer.
 fn prepare<'o, 's, 'a: 's>(
     store: &'s Store,
     operations: &'o mut [Operation<'a, EtcdLease>],
@@ -151,7 +141,7 @@ fn prepare<'o, 's, 'a: 's>(
     let mut failed: Option<Failure> = None;
     let leased: HashSet<_> = operations.iter().filter_map(key_of).collect();
     let (mut asked, mut txns) = (Vec::new(), Vec::new());
-    for operation in operations.iter_mut().filter(|it| is_open(it)) {
+    for operation in operations.iter_mut().filter(|it| !it.is_answered()) {
         let prepared = match (&*operation, &failed) {
             (Operation::Release(it), _) => Ok((Part::Release, it.lease.delete())),
             (_, Some(failure)) => Err(failure.clone()),
