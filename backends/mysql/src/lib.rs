@@ -27,4 +27,4 @@ pub use driver::MySqlDriver;
 pub use mysql::{Conn, Opts};
 pub use options::MySqlOptions;
 pub use provider::MySqlProvider;
-pub use table::{MySqlSql, MySqlTableProvider, TextConnection, open_table};
+pub use table::open_table;

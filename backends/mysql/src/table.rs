@@ -23,9 +23,6 @@ use crate::failure::{classify, refused};
 use crate::options::{BACKEND, MySqlOptions};
 use crate::statements::dialect::Dialect as Kind;
 
-/// Locks in a table of a MySQL or MariaDB server: see [`open_table`].
-pub type MySqlTableProvider = RegisterProvider<TableStore<TextConnection>>;
-
 /// Opens a table, which is made if it is not there. `table` is a name, or a database and a name: `database.table`.
 ///
 /// # Errors
@@ -37,7 +34,7 @@ pub fn open_table(
     table: &str,
     namespace: &str,
     clock: Arc<dyn Clock>,
-) -> Result<MySqlTableProvider, Error> {
+) -> Result<RegisterProvider, Error> {
     let of_calls = Arc::clone(&clock);
     let parts = TableParts {
         backend: BACKEND,
@@ -92,7 +89,7 @@ fn connector(
 }
 
 /// A connection that runs texts.
-pub struct TextConnection {
+pub(crate) struct TextConnection {
     conn: AnyConn,
     wire: Arc<Wire>,
     limits: Arc<CallLimits>,
@@ -227,7 +224,7 @@ fn explain(said: &MySqlError) -> Option<(ErrorKind, &'static str)> {
 
 /// The SQL of MySQL and MariaDB.
 #[derive(Debug)]
-pub struct MySqlSql(Kind);
+pub(crate) struct MySqlSql(Kind);
 
 impl Dialect for MySqlSql {
     const QUOTE: char = '`';

@@ -28,4 +28,4 @@ pub use options::PostgresOptions;
 #[doc(hidden)]
 pub use plain::{PlainClient, PlainError, PlainReply};
 pub use provider::PostgresProvider;
-pub use table::{PlainConnection, PostgresSql, PostgresTableProvider, open_table};
+pub use table::open_table;

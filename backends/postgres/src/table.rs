@@ -23,9 +23,6 @@ use crate::options::{BACKEND, PostgresOptions};
 use crate::plain::PlainClient;
 use crate::statements::DIALECT;
 
-/// Locks in a table of a PostgreSQL server: see [`open_table`].
-pub type PostgresTableProvider = RegisterProvider<TableStore<PlainConnection>>;
-
 /// Opens a table, which is made if it is not there. `table` is a name, or a schema and a name: `schema.table`.
 ///
 /// # Errors
@@ -37,7 +34,7 @@ pub fn open_table(
     table: &str,
     namespace: &str,
     clock: Arc<dyn Clock>,
-) -> Result<PostgresTableProvider, Error> {
+) -> Result<RegisterProvider, Error> {
     let parts = TableParts {
         backend: BACKEND,
         protocol: "PostgreSQL",
@@ -75,7 +72,7 @@ fn connector(
 }
 
 /// A connection that runs texts.
-pub struct PlainConnection {
+pub(crate) struct PlainConnection {
     client: PlainClient,
     server: Server,
     _open: OpenConnection,
@@ -168,7 +165,7 @@ impl PlainConnection {
 
 /// The SQL of PostgreSQL. It names the schema of each function and operator: see the docs of the statements of sessions.
 #[derive(Debug)]
-pub struct PostgresSql;
+pub(crate) struct PostgresSql;
 
 impl Dialect for PostgresSql {
     const QUOTE: char = '"';

@@ -9,16 +9,16 @@ use lockkeeper_core::{Admin, Error, Finding, HeldName, Holder, HostInstant, Lock
 use crate::entry::{Contents, Lease};
 use crate::key::Key;
 use crate::register::Register;
-use crate::store::{Call, Read, RegisterStore};
+use crate::store::{Call, Read};
 use crate::watch::{evictions, signal};
 
-impl<S: RegisterStore> fmt::Debug for Register<S> {
+impl fmt::Debug for Register {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Register").field(&self.store).finish()
     }
 }
 
-impl<S: RegisterStore> Admin for Register<S> {
+impl Admin for Register {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let call = Call {
             deadline,

@@ -13,7 +13,7 @@ use crate::entry::Lease;
 use crate::key::Key;
 use crate::register::Register;
 use crate::round::Round;
-use crate::store::{Call, RegisterStore};
+use crate::store::Call;
 use crate::task::{Answered, Answers, LOCKED_AFTER, Others, RoundEnd, Task, Verb, unexpected};
 use crate::wait::pause;
 
@@ -26,7 +26,7 @@ const PLACE_TTL: Duration = Duration::from_secs(5);
 /// How many letters of the name of a host and of the label of a process an entry keeps.
 const LETTERS: usize = 40;
 
-impl<S: RegisterStore> Register<S> {
+impl Register {
     /// Carries out all tasks, and answers them in the same order. `others` are the sessions that are known from an earlier
     /// call for the entries.
     pub(crate) fn carry_out(

@@ -12,7 +12,7 @@ use lockkeeper_core::{Error, HostInstant};
 use crate::ends::End;
 use crate::free_names::KEPT;
 use crate::register::Register;
-use crate::store::{Call, RegisterStore};
+use crate::store::Call;
 use crate::task::{Others, Task, Verb};
 
 /// How often a provider removes the entries of names that it has released.
@@ -20,7 +20,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(5);
 /// The pause after a request that failed.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-impl<S: RegisterStore> Register<S> {
+impl Register {
     /// Starts the thread, which ends when the provider does.
     pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
         let weak = Arc::downgrade(self);
@@ -124,7 +124,7 @@ mod tests {
         let map = Arc::new(Map::new(false, Faults::default()));
         let unparker = Parker::new().unparker().clone();
         let store = MapStore::new(&map, "n");
-        let register = Register::new(store, Arc::new(SystemClock), unparker);
+        let register = Register::new(Arc::new(store), Arc::new(SystemClock), unparker);
         let key = Key::read("lock/a");
         register
             .ends

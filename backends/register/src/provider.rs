@@ -34,18 +34,18 @@ use crate::watch;
 /// - If a store does not notify, each waiting process polls. The first one polls every 4 to 100 ms, and the others less
 ///   often.
 /// - Do not use it on both sides of a fork; open it after forking.
-pub struct RegisterProvider<S: RegisterStore> {
-    register: Arc<Register<S>>,
+pub struct RegisterProvider {
+    register: Arc<Register>,
 }
 
-impl<S: RegisterStore> RegisterProvider<S> {
+impl RegisterProvider {
     /// Makes a provider on a store, with the clock of its keepers. A thread ends leases that are no longer renewed.
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`](lockkeeper_core::ErrorKind::Unavailable) if the system starts no thread.
-    pub fn new(store: S, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+    pub fn new(store: impl RegisterStore, clock: Arc<dyn Clock>) -> Result<Self, Error> {
         let parker = Parker::new();
-        let register = Register::new(store, clock, parker.unparker().clone());
+        let register = Register::new(Arc::new(store), clock, parker.unparker().clone());
         let register = Arc::new(register);
         register.start()?;
         watch::start(&register, parker)?;
@@ -53,8 +53,8 @@ impl<S: RegisterStore> RegisterProvider<S> {
     }
 
     /// Returns the store.
-    pub fn store(&self) -> &S {
-        &self.register.store
+    pub fn store(&self) -> &dyn RegisterStore {
+        &*self.register.store
     }
 
     fn call(&self, deadline: HostInstant) -> Call<'static> {
@@ -65,7 +65,7 @@ impl<S: RegisterStore> RegisterProvider<S> {
     }
 }
 
-impl<S: RegisterStore> fmt::Debug for RegisterProvider<S> {
+impl fmt::Debug for RegisterProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RegisterProvider")
             .field(self.store())
@@ -73,7 +73,7 @@ impl<S: RegisterStore> fmt::Debug for RegisterProvider<S> {
     }
 }
 
-impl<S: RegisterStore> StoreInfo for RegisterProvider<S> {
+impl StoreInfo for RegisterProvider {
     fn backend(&self) -> &'static str {
         self.store().backend()
     }
@@ -113,7 +113,7 @@ impl<S: RegisterStore> StoreInfo for RegisterProvider<S> {
     }
 }
 
-impl<S: RegisterStore> Backend for RegisterProvider<S> {
+impl Backend for RegisterProvider {
     type Lease = RegisterLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<RegisterLease>>, Error> {
@@ -233,7 +233,7 @@ impl<S: RegisterStore> Backend for RegisterProvider<S> {
     }
 }
 
-impl<S: RegisterStore> RegisterProvider<S> {
+impl RegisterProvider {
     /// Sets the answer of an operation.
     fn answer(
         &self,

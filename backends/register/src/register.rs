@@ -21,8 +21,8 @@ pub(crate) const GRACE: Duration = Duration::from_millis(750);
 /// The longest time that the end of a provider takes.
 const CLOSING: Duration = Duration::from_millis(250);
 
-pub(crate) struct Register<S: RegisterStore> {
-    pub(crate) store: Arc<S>,
+pub(crate) struct Register {
+    pub(crate) store: Arc<dyn RegisterStore>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) sessions: Sessions,
     pub(crate) ends: Ends,
@@ -43,10 +43,14 @@ pub(crate) struct Register<S: RegisterStore> {
 /// time anew.
 type FirstWaiter = (String, u64);
 
-impl<S: RegisterStore> Register<S> {
-    pub(crate) fn new(store: S, clock: Arc<dyn Clock>, watch: Unparker) -> Self {
+impl Register {
+    pub(crate) fn new(
+        store: Arc<dyn RegisterStore>,
+        clock: Arc<dyn Clock>,
+        watch: Unparker,
+    ) -> Self {
         Self {
-            store: Arc::new(store),
+            store,
             sessions: Sessions::default(),
             ends: Ends::new(Arc::clone(&clock)),
             freed: FreeNames::default(),
@@ -91,7 +95,7 @@ impl<S: RegisterStore> Register<S> {
     }
 }
 
-impl<S: RegisterStore> Drop for Register<S> {
+impl Drop for Register {
     fn drop(&mut self) {
         self.closing.cancel();
         self.watch.unpark();

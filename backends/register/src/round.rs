@@ -13,11 +13,11 @@ use crate::entry::Contents;
 use crate::key::Key;
 use crate::register::Register;
 use crate::sessions::Session;
-use crate::store::{Call, RegisterStore, SessionId, Version};
+use crate::store::{Call, SessionId, Version};
 use crate::task::{Answers, Others, RoundEnd, Task, Verb};
 
-pub(crate) struct Round<'r, S: RegisterStore> {
-    register: &'r Register<S>,
+pub(crate) struct Round<'r> {
+    register: &'r Register,
     call: Call<'r>,
     is_first: bool,
     conflicts: u32,
@@ -73,10 +73,10 @@ enum Then {
     },
 }
 
-impl<'r, S: RegisterStore> Round<'r, S> {
+impl<'r> Round<'r> {
     /// Carries out a round of the tasks without an answer.
     pub(crate) fn carry_out(
-        register: &'r Register<S>,
+        register: &'r Register,
         tasks: &mut [Task<'_>],
         answers: &mut Answers,
         others: &mut Others,

@@ -16,9 +16,9 @@ use crate::entry::Contents;
 use crate::free_names::KEPT;
 use crate::key::Key;
 use crate::register::Register;
-use crate::store::{Call, Read, RegisterStore, SessionId, Version, Write};
+use crate::store::{Call, Read, SessionId, Version, Write};
 
-impl<S: RegisterStore> Register<S> {
+impl Register {
     /// Removes the entries of the names that this provider has released, and that have been free for this long.
     pub(crate) fn remove_own(&self, kept: Duration, call: Call<'_>) {
         let mut due = self.freed.take_due(kept, self.now());
@@ -140,16 +140,16 @@ mod tests {
     use crate::entry::Waiter;
     use crate::map_store::{Faults, Map, MapStore};
 
-    fn register() -> (Arc<Map>, Register<MapStore>) {
+    fn register() -> (Arc<Map>, Register) {
         let map = Arc::new(Map::new(false, Faults::default()));
         let unparker = Parker::new().unparker().clone();
         let clock = Arc::new(SystemClock);
-        let register = Register::new(MapStore::new(&map, "n"), clock, unparker);
+        let register = Register::new(Arc::new(MapStore::new(&map, "n")), clock, unparker);
         (map, register)
     }
 
     /// Makes an entry.
-    fn write(register: &Register<MapStore>, key: &Key, contents: &Contents) -> Option<Version> {
+    fn write(register: &Register, key: &Key, contents: &Contents) -> Option<Version> {
         let write = Write {
             key,
             seen: None,

@@ -128,7 +128,7 @@ impl<C: TableConnection> TableStore<C> {
         parts: TableParts<'_>,
         connector: impl FnOnce(&Server, &Arc<Counts>) -> Result<ConnectTable<C>, Error>,
         find: impl FnOnce(&mut C, &TableName, Duration) -> Result<(C::Dialect, TableName), Error>,
-    ) -> Result<RegisterProvider<Self>, Error> {
+    ) -> Result<RegisterProvider, Error> {
         let backend = parts.backend;
         // A statement whose reply was lost may have made the table or a row of the rehearsal, and has granted nothing.
         let opened = Self::open_parts(parts, connector, find);
@@ -139,7 +139,7 @@ impl<C: TableConnection> TableStore<C> {
         parts: TableParts<'_>,
         connector: impl FnOnce(&Server, &Arc<Counts>) -> Result<ConnectTable<C>, Error>,
         find: impl FnOnce(&mut C, &TableName, Duration) -> Result<(C::Dialect, TableName), Error>,
-    ) -> Result<RegisterProvider<Self>, Error> {
+    ) -> Result<RegisterProvider, Error> {
         let (options, namespace) = (parts.options, parts.namespace);
         let server = Server::new(parts.protocol, &options.endpoint);
         let counts = Arc::<Counts>::default();

@@ -12,7 +12,7 @@ use lockkeeper_remote::LAST_ATTEMPT;
 use crate::key::Key;
 use crate::lease::RegisterLease;
 use crate::register::Register;
-use crate::store::{Call, RegisterStore, Version};
+use crate::store::{Call, Version};
 use crate::task::{Answered, Others, Position, unexpected};
 
 /// How many waiters of a name wait for a notification. The others poll, so that a change does not wake all of them.
@@ -26,7 +26,7 @@ const LONGEST_POLL: Duration = Duration::from_millis(100);
 /// The longest pause of any waiter.
 const MAX_POLL: Duration = Duration::from_secs(1);
 
-impl<S: RegisterStore> Register<S> {
+impl Register {
     /// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says, with a wait until `deadline`.
     pub(crate) fn wait(
         &self,

@@ -32,7 +32,7 @@ pub(crate) fn evictions() -> Key {
 
 /// Starts the thread, which ends with the provider, or at once if the store does not notify. `parker` is unparked by the
 /// first grant, and by the end of the provider.
-pub(crate) fn start<S: RegisterStore>(register: &Register<S>, parker: Parker) -> Result<(), Error> {
+pub(crate) fn start(register: &Register, parker: Parker) -> Result<(), Error> {
     let store = Arc::clone(&register.store);
     let clock = Arc::clone(&register.clock);
     let verifiers = Arc::clone(&register.verifiers);
@@ -86,11 +86,7 @@ pub(crate) fn start<S: RegisterStore>(register: &Register<S>, parker: Parker) ->
 }
 
 /// Returns the version of an entry, which is made if it is absent: then its end is noticed, too.
-fn current(
-    store: &impl RegisterStore,
-    key: &Key,
-    call: Call<'_>,
-) -> Result<Option<Version>, Error> {
+fn current(store: &dyn RegisterStore, key: &Key, call: Call<'_>) -> Result<Option<Version>, Error> {
     let keys = &[key];
     let view = store.read(
         &Read {
@@ -107,7 +103,7 @@ fn current(
 
 /// Writes the entry of evictions, and returns its version. `None` if another program has written it meanwhile.
 pub(crate) fn signal(
-    store: &impl RegisterStore,
+    store: &dyn RegisterStore,
     key: &Key,
     seen: Option<Version>,
     call: Call<'_>,

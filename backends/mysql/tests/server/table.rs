@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::thread;
 
 use lockkeeper_core::{Error, ErrorKind, SystemClock};
-use lockkeeper_mysql::{Conn, MySqlOptions, MySqlTableProvider, Opts, open_table};
+use lockkeeper_mysql::{Conn, MySqlOptions, Opts, open_table};
+use lockkeeper_register::RegisterProvider;
 use lockkeeper_testkit::{MySqlKind, MySqlServer, cases};
 use mysql::OptsBuilder;
 use mysql::prelude::Queryable;
@@ -41,7 +42,7 @@ fn options_in(server: &MySqlServer, user: Option<&str>, database: Option<&str>) 
     }
 }
 
-fn try_table(options: &MySqlOptions, table: &str) -> Result<MySqlTableProvider, Error> {
+fn try_table(options: &MySqlOptions, table: &str) -> Result<RegisterProvider, Error> {
     open_table(options, table, &"s".repeat(512), Arc::new(SystemClock))
 }
 

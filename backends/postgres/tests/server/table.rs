@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::thread;
 
 use lockkeeper_core::{Error, ErrorKind, SystemClock};
-use lockkeeper_postgres::{PlainClient, PostgresOptions, PostgresTableProvider, open_table};
+use lockkeeper_postgres::{PlainClient, PostgresOptions, open_table};
+use lockkeeper_register::RegisterProvider;
 use lockkeeper_testkit::{PostgresKind, PostgresServer, cases, until};
 
 use crate::checks::WAIT_LIMIT;
@@ -19,7 +20,7 @@ pub(crate) const CASES: &[Case] = cases![
     table_of_another_user_is_refused_to_a_superuser,
 ];
 
-fn try_table(options: &PostgresOptions, table: &str) -> Result<PostgresTableProvider, Error> {
+fn try_table(options: &PostgresOptions, table: &str) -> Result<RegisterProvider, Error> {
     open_table(options, table, &"s".repeat(512), Arc::new(SystemClock))
 }
 

@@ -6,10 +6,10 @@ use super::{Change, Round, Then};
 use crate::decide::{self, Answer, Attempt, Kind};
 use crate::entry::{Contents, MAX_WAITERS};
 use crate::sessions::Session;
-use crate::store::{RegisterStore, SessionId};
+use crate::store::SessionId;
 use crate::task::{Answered, Task, Verb};
 
-impl<S: RegisterStore> Round<'_, S> {
+impl Round<'_> {
     /// Decides a task. It has no answer yet if its entry has to be written, or read again.
     pub(super) fn decide(
         &mut self,

@@ -11,7 +11,7 @@ use crate::entry::Contents;
 use crate::key::Key;
 use crate::register::Register;
 use crate::sessions::Session;
-use crate::store::{Entry, Read, RegisterStore, SessionId, Version, View};
+use crate::store::{Entry, Read, SessionId, Version, View};
 use crate::task::{Answers, Others, Task, Verb, unexpected};
 
 /// What is to be read beside the entries of the tasks.
@@ -21,7 +21,7 @@ struct Beside {
     floor: bool,
 }
 
-impl<S: RegisterStore> Round<'_, S> {
+impl Round<'_> {
     /// Opens the sessions that are missing, keeps those that are old, and reads the entries that are not known.
     pub(super) fn read<'k>(
         &mut self,

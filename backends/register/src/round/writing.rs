@@ -8,10 +8,10 @@ use super::{Change, Changes, Round, Then};
 use crate::entry::Contents;
 use crate::key::Key;
 use crate::lease::RegisterLease;
-use crate::store::{RegisterStore, Version, Write};
+use crate::store::{Version, Write};
 use crate::task::{Answered, Answers, OUTSIDE_AFTER, Position, RoundEnd, unexpected};
 
-impl<S: RegisterStore> Round<'_, S> {
+impl Round<'_> {
     /// Writes the entries that change, and answers their tasks.
     pub(super) fn write(
         &self,

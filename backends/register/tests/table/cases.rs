@@ -33,12 +33,12 @@ pub(crate) fn write<'a>(key: &'a Key, seen: Option<Version>, value: Option<&'a s
     }
 }
 
-pub(crate) fn written(store: &impl RegisterStore, write: Write<'_>) -> Option<Version> {
+pub(crate) fn written(store: &dyn RegisterStore, write: Write<'_>) -> Option<Version> {
     store.write(&[write], call()).unwrap()[0]
 }
 
 /// Returns the version and the value of an entry.
-pub(crate) fn entry(store: &impl RegisterStore, key: &Key) -> Option<(Version, String)> {
+pub(crate) fn entry(store: &dyn RegisterStore, key: &Key) -> Option<(Version, String)> {
     let read = Read {
         keys: &[key],
         ..Read::default()
@@ -48,7 +48,7 @@ pub(crate) fn entry(store: &impl RegisterStore, key: &Key) -> Option<(Version, S
 }
 
 /// Returns those of the sessions that have ended, and keeps the others for `ttl`.
-fn kept(store: &impl RegisterStore, sessions: &[&str], ttl: Duration) -> Vec<String> {
+fn kept(store: &dyn RegisterStore, sessions: &[&str], ttl: Duration) -> Vec<String> {
     let keep: Vec<_> = sessions.iter().map(|session| (*session, ttl)).collect();
     let read = Read {
         keep: &keep,
@@ -57,7 +57,7 @@ fn kept(store: &impl RegisterStore, sessions: &[&str], ttl: Duration) -> Vec<Str
     store.read(&read, call()).unwrap().ended
 }
 
-fn ended(store: &impl RegisterStore, sessions: &[&str]) -> Vec<String> {
+fn ended(store: &dyn RegisterStore, sessions: &[&str]) -> Vec<String> {
     let read = Read {
         check: sessions,
         ..Read::default()
@@ -66,7 +66,7 @@ fn ended(store: &impl RegisterStore, sessions: &[&str]) -> Vec<String> {
 }
 
 /// Runs the cases that need nothing but a table.
-pub(crate) fn cases_of_one_table<S: RegisterStore>(table: impl Fn(&str) -> RegisterProvider<S>) {
+pub(crate) fn cases_of_one_table(table: impl Fn(&str) -> RegisterProvider) {
     entry_is_written_under_its_conditions(table("t1").store());
     several_entries_are_written_each_by_itself(table("t2").store());
     session_ends_unless_it_is_kept(table("t3").store());
@@ -75,7 +75,7 @@ pub(crate) fn cases_of_one_table<S: RegisterStore>(table: impl Fn(&str) -> Regis
     no_write_is_lost(table("t5").store());
 }
 
-pub(crate) fn entry_is_written_under_its_conditions(store: &impl RegisterStore) {
+pub(crate) fn entry_is_written_under_its_conditions(store: &dyn RegisterStore) {
     let (a, floor) = (key("a"), Key::of_namespace("floor"));
     assert_eq!(entry(store, &a), None);
     let first = written(store, write(&a, None, Some("1"))).unwrap();
@@ -120,7 +120,7 @@ pub(crate) fn entry_is_written_under_its_conditions(store: &impl RegisterStore) 
 }
 
 /// Each has its own version, and the answers are in the order of the writes.
-fn several_entries_are_written_each_by_itself(store: &impl RegisterStore) {
+fn several_entries_are_written_each_by_itself(store: &dyn RegisterStore) {
     let [a, b, c, d] = ["a", "b", "c", "d"].map(key);
     assert_eq!(written(store, write(&a, None, None)), None);
     let made = [&d, &b, &a].map(|key| write(key, None, Some("1")));
@@ -151,7 +151,7 @@ fn several_entries_are_written_each_by_itself(store: &impl RegisterStore) {
     assert_eq!(listed, ["1", "2", "2"]);
 }
 
-fn session_ends_unless_it_is_kept(store: &impl RegisterStore) {
+fn session_ends_unless_it_is_kept(store: &dyn RegisterStore) {
     let ttl = Duration::from_millis(200);
     let [short, long] = [ttl, LIMIT].map(|ttl| store.open_session(ttl, call()).unwrap());
     assert!(kept(store, &[&short, &long], LIMIT).is_empty());
@@ -169,7 +169,7 @@ fn session_ends_unless_it_is_kept(store: &impl RegisterStore) {
 }
 
 /// An expired session that nobody has looked at is not kept, and its row goes with the next one that is opened.
-fn expired_session_is_not_kept(store: &impl RegisterStore) {
+fn expired_session_is_not_kept(store: &dyn RegisterStore) {
     let ttl = Duration::from_millis(100);
     let opened = SystemClock.now();
     let (first, second) = (
@@ -185,7 +185,7 @@ fn expired_session_is_not_kept(store: &impl RegisterStore) {
     assert_eq!(ended(store, &[&second]), [&*second]);
 }
 
-pub(crate) fn names_are_bytes(store: &impl RegisterStore) {
+pub(crate) fn names_are_bytes(store: &dyn RegisterStore) {
     let long = "ü".repeat(255);
     let names = [
         "a",
@@ -236,7 +236,7 @@ pub(crate) fn names_are_bytes(store: &impl RegisterStore) {
 }
 
 /// Threads add to numbers in entries of which each is written only if nobody has written it.
-fn no_write_is_lost(store: &impl RegisterStore) {
+fn no_write_is_lost(store: &dyn RegisterStore) {
     const TIMES: u32 = 25;
     let keys = ["a", "b", "c"].map(key);
     let session = store.open_session(LIMIT, call()).unwrap();
@@ -276,7 +276,7 @@ fn no_write_is_lost(store: &impl RegisterStore) {
 
 /// `lock` locks the row of `lock/a` in a transaction until its result is dropped.
 pub(crate) fn row_that_a_transaction_has_locked_is_not_waited_for<T>(
-    store: &impl RegisterStore,
+    store: &dyn RegisterStore,
     lock: impl Fn() -> T,
 ) {
     let (a, b) = (key("a"), key("b"));
@@ -300,7 +300,7 @@ pub(crate) fn row_that_a_transaction_has_locked_is_not_waited_for<T>(
 
 /// `spoil` makes the value of the row of `lock/b` one that is no text.
 pub(crate) fn row_of_another_program_hides_no_other(
-    store: &impl RegisterStore,
+    store: &dyn RegisterStore,
     spoil: impl FnOnce(),
 ) {
     let (a, b) = (key("a"), key("b"));
@@ -321,8 +321,8 @@ pub(crate) fn row_of_another_program_hides_no_other(
 
 /// Each write is committed, also one by itself after several in one transaction. The stores share a table.
 pub(crate) fn writes_are_seen_by_another_program(
-    store: &impl RegisterStore,
-    other: &impl RegisterStore,
+    store: &dyn RegisterStore,
+    other: &dyn RegisterStore,
 ) {
     let [a, b, c] = ["a", "b", "c"].map(key);
     let both = [write(&a, None, Some("1")), write(&b, None, Some("1"))];
@@ -334,7 +334,7 @@ pub(crate) fn writes_are_seen_by_another_program(
 }
 
 /// A reply of the server is limited to 16 MiB.
-pub(crate) fn entries_are_listed_whatever_their_size(store: &impl RegisterStore) {
+pub(crate) fn entries_are_listed_whatever_their_size(store: &dyn RegisterStore) {
     let keys: Vec<_> = (0..300).map(|at| key(&format!("{at}"))).collect();
     let value = "v".repeat(60 << 10);
     for keys in keys.chunks(10) {
