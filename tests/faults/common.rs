@@ -56,6 +56,12 @@ pub(crate) fn start(kind: impl Into<StoreKind>) -> Shared {
     kind.into().share().unwrap()
 }
 
+/// Takes a server of this type for a case that leaves its settings as they were.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(crate) fn share<S: TestServer>(kind: impl Into<StoreKind>) -> Shared<S> {
+    Shared::take(kind).unwrap()
+}
+
 /// Keepers on a server. Lock names are in the namespace `default`.
 pub(crate) trait Keepers: TestServer {
     /// Returns the address of a server that has one.

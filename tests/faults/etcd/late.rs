@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use lockkeeper::{AcquireOptions, ErrorKind, LockKeeper, Released};
 use lockkeeper_testkit::{
-    EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, TestServer as _, cases, until,
+    EtcdKey, EtcdKind, EtcdServer, Fault, Proxy, Shared, TestServer as _, cases, until,
 };
 
 use super::Case;
 use super::relay::{Held, relay};
-use crate::common::{Keepers, WAIT_LIMIT, cancel_after, opened};
+use crate::common::{Keepers, WAIT_LIMIT, cancel_after, opened, share};
 
 pub(super) const CASES: &[Case] = cases![
     late_grant_leaves_the_key,
@@ -41,10 +41,10 @@ const RAISES_BASE: &str = "LESS";
 const PERMIT: &str = "mod_revision";
 
 struct Rig {
-    held: Arc<Mutex<Held>>,
-    server: EtcdServer,
-    proxy: Proxy,
     keeper: LockKeeper,
+    held: Arc<Mutex<Held>>,
+    proxy: Proxy,
+    server: Shared<EtcdServer>,
 }
 
 impl Rig {
@@ -54,7 +54,7 @@ impl Rig {
     }
 
     fn with(kind: EtcdKind, keys: &str) -> Self {
-        let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+        let server = share::<EtcdServer>(kind);
         let proxy = Proxy::new(server.addr()).unwrap();
         let held = Arc::default();
         let url = server.url_via(relay(&held, proxy.addr()));
@@ -117,7 +117,7 @@ impl Rig {
 
 fn late_grant_leaves_the_key(kind: EtcdKind) {
     let rig = Rig::start(kind);
-    let rival = Keepers::open(&rig.server, "ttl=10m");
+    let rival = Keepers::open(&*rig.server, "ttl=10m");
     let guard = rig.server.lock_after_fault(&rig.keeper, &rival, || {
         rig.hold(&[ON_TURN]);
     });
@@ -141,7 +141,7 @@ fn late_renewal_leaves_the_key(kind: EtcdKind) {
 /// The key of a waiter is moved when the lease of the waiters was retired.
 fn late_move_in_the_queue_leaves_the_key(kind: EtcdKind) {
     let rig = Rig::start(kind);
-    let rival = Keepers::open(&rig.server, "ttl=10m");
+    let rival = Keepers::open(&*rig.server, "ttl=10m");
     let guard = rig.server.lock_after_fault(&rig.keeper, &rival, || {
         rig.hold(&WAITS);
         rig.retire_lease_of_waiters(&rival);
@@ -227,7 +227,7 @@ fn key_on_another_lease_is_moved_again(kind: EtcdKind) {
 /// Another waiter keeps the lease alive to which its key was bound.
 fn waiter_that_fails_on_its_turn_leaves_no_key(kind: EtcdKind) {
     let rig = Rig::start(kind);
-    let rival = Keepers::open(&rig.server, "ttl=10m&wait=20s");
+    let rival = Keepers::open(&*rig.server, "ttl=10m&wait=20s");
     let (held, other) = (rival.lock("a").unwrap(), rival.lock("b").unwrap());
     thread::scope(|scope| {
         let waiting = scope.spawn(|| rig.keeper.try_lock_for("b", WAIT_LIMIT));
@@ -266,7 +266,7 @@ fn grant_without_a_base_leaves_no_key(kind: EtcdKind) {
 
 /// A cancel closes a connection whose reply is waited for. That the member has failed would close all others, too.
 fn cancel_leaves_the_other_connections(kind: EtcdKind) {
-    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let server = share::<EtcdServer>(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let keys = "response_timeout=30s&connect_timeout=30s";
     let keeper = server.open_via(&proxy, keys);

@@ -17,7 +17,7 @@ use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, TestServer as _, cas
 use super::Case;
 use super::relay::{Held, relay};
 use crate::common::servers::lose_all_leases;
-use crate::common::{Keepers, Memory, WAIT_LIMIT, Witness, contend_during, opened};
+use crate::common::{Keepers, Memory, WAIT_LIMIT, Witness, contend_during, opened, share};
 
 pub(super) const CASES: &[Case] = cases![
     loss_by_new_cluster_is_noticed,
@@ -34,24 +34,20 @@ pub(super) const CASES: &[Case] = cases![
     cancelled_attempt_fails_no_other,
 ];
 
-fn start(kind: EtcdKind) -> EtcdServer {
-    EtcdServer::start(kind, &EtcdOptions::new()).unwrap()
-}
-
 /// With this ttl a renewal is due after all limits of the suite. A busy machine grants many locks within this wait.
 fn open_long(server: &EtcdServer) -> LockKeeper {
     Keepers::open(server, "ttl=10m&wait=30s")
 }
 
 fn loss_by_new_cluster_is_noticed(kind: EtcdKind) {
-    let server = start(kind);
-    lose_all_leases(&server, || server.restart_empty().unwrap());
-    contend_during(&server, Memory::Lost, || server.restart_empty().unwrap());
+    let server = share::<EtcdServer>(kind);
+    lose_all_leases(&*server, || server.restart_empty().unwrap());
+    contend_during(&*server, Memory::Lost, || server.restart_empty().unwrap());
 }
 
 /// Each waiter for another name has the keeper open another stream.
 fn loss_is_noticed_among_new_waiters(kind: EtcdKind) {
-    let server = start(kind);
+    let server = share::<EtcdServer>(kind);
     let (keeper, operator) = (open_long(&server), open_long(&server));
     let name = |number: usize| format!("other-{number}");
     let _others = operator.lock_all((0..200).map(name)).unwrap();
@@ -86,7 +82,7 @@ fn loss_is_noticed_among_new_waiters(kind: EtcdKind) {
 /// The server discards requests for watches that it has not read when it begins its reply. The more and the longer they
 /// are, the more often that is.
 fn waiters_are_told_of_releases(kind: EtcdKind) {
-    let server = start(kind);
+    let server = share::<EtcdServer>(kind);
     let rival = open_long(&server);
     let names = [(); 8].map(|()| "n".repeat(100));
     let names: Vec<_> = (0..)
@@ -115,7 +111,7 @@ fn waiters_are_told_of_releases(kind: EtcdKind) {
 
 /// The opening of the second keeper raises the base of the epochs that are shown.
 fn locks_are_shown_by_few_requests(kind: EtcdKind) {
-    let server = start(kind);
+    let server = share::<EtcdServer>(kind);
     let keeper = open_long(&server);
     let before = keeper.lock("before").unwrap();
     let operator = open_long(&server);
@@ -155,7 +151,7 @@ fn locks_are_kept_alive_by_few_requests(kind: EtcdKind) {
 
 /// Another process raises the base of the epochs while this one has seen the former base.
 fn tokens_grow_over_a_raised_base(kind: EtcdKind) {
-    let server = start(kind);
+    let server = share::<EtcdServer>(kind);
     let (keeper, reader) = (open_long(&server), open_long(&server));
     let read = reader.lock_shared("read").unwrap();
     let granted = |round: usize| {
@@ -192,7 +188,7 @@ fn tokens_grow_over_a_raised_base(kind: EtcdKind) {
 
 /// etcd visits the keys that were deleted when it reads a range, so a name is not to have a new one for each lock.
 fn released_name_leaves_one_key(kind: EtcdKind) {
-    let server = start(kind);
+    let server = share::<EtcdServer>(kind);
     let (keeper, rival) = (open_long(&server), open_long(&server));
     let held_by = |keeper: &LockKeeper| {
         let held = keeper.lock("a").unwrap();
@@ -215,7 +211,8 @@ fn released_name_leaves_one_key(kind: EtcdKind) {
 
 /// The first permit is taken as a lock is, and leaves no more keys behind.
 fn first_permit_is_one_write(kind: EtcdKind) {
-    let server = start(kind);
+    // No other program writes there.
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
     let keeper = open_long(&server);
     let permits = keeper.semaphore("a", 2).unwrap();
     let revision = || {
@@ -243,10 +240,10 @@ fn first_permit_is_one_write(kind: EtcdKind) {
 
 /// A lock that is not renewed ends while another lock of its process keeps their lease in etcd alive.
 fn forgotten_fixed_lease_ends(kind: EtcdKind) {
-    let server = start(kind);
+    let server = share::<EtcdServer>(kind);
     let (keeper, rival) = (
-        Keepers::open(&server, "ttl=6s"),
-        Keepers::open(&server, "wait=20s"),
+        Keepers::open(&*server, "ttl=6s"),
+        Keepers::open(&*server, "wait=20s"),
     );
     let witness = Witness::new(true);
     let renewed = keeper.lock("b").unwrap();
@@ -267,7 +264,7 @@ fn set_alarm(server: &EtcdServer, action: &str) {
 }
 
 fn full_database_is_told(kind: EtcdKind) {
-    let server = start(kind);
+    let server = share::<EtcdServer>(kind);
     let keeper = open_long(&server);
     let held = keeper.lock("a").unwrap();
     set_alarm(&server, "ACTIVATE");
@@ -301,7 +298,7 @@ fn full_database_is_told(kind: EtcdKind) {
 
 /// A server that says nothing costs a batch one wait, and not one for each permit.
 fn permits_of_a_batch_fail_together(kind: EtcdKind) {
-    let server = start(kind);
+    let server = share::<EtcdServer>(kind);
     let options = etcd::EtcdOptions::tcp("127.0.0.1", server.addr().port());
     let options = options.response_timeout(Duration::from_millis(300));
     let mut provider = None;
@@ -339,7 +336,7 @@ fn permits_of_a_batch_fail_together(kind: EtcdKind) {
 
 /// A cancel closes the connection of a request that is the caller's alone. The first attempt would be granted the lease.
 fn cancelled_attempt_fails_no_other(kind: EtcdKind) {
-    let server = start(kind);
+    let server = share::<EtcdServer>(kind);
     let options = etcd::EtcdOptions::tcp("127.0.0.1", server.addr().port());
     let options = options.response_timeout(WAIT_LIMIT);
     let provider = etcd::EtcdProvider::open(&options, "default").unwrap();

@@ -10,12 +10,12 @@ use lockkeeper::backend::{
 use lockkeeper::backends::etcd::{EtcdLease, EtcdOptions, EtcdProvider};
 use lockkeeper::clock::{Clock as _, HostInstant, SystemClock};
 use lockkeeper::{Error, ErrorKind, LockName, Released};
-use lockkeeper_testkit::{EtcdKind, EtcdServer, Fault, Proxy, cases, until};
+use lockkeeper_testkit::{EtcdKind, EtcdServer, Fault, Proxy, Shared, cases, until};
 
 use super::Case;
 use super::late::{LOCK_REQUEST, OF_A};
 use super::relay::{Held, relay};
-use crate::common::WAIT_LIMIT;
+use crate::common::{WAIT_LIMIT, share};
 
 /// The answer to an attempt.
 type Attempted = Result<Option<Grant<EtcdLease>>, Error>;
@@ -27,10 +27,10 @@ pub(super) const CASES: &[Case] = cases![
 ];
 
 struct Rig {
-    held: Arc<Mutex<Held>>,
-    _server: EtcdServer,
-    proxy: Proxy,
     provider: EtcdProvider,
+    held: Arc<Mutex<Held>>,
+    proxy: Proxy,
+    _server: Shared<EtcdServer>,
 }
 
 fn soon() -> HostInstant {
@@ -39,7 +39,7 @@ fn soon() -> HostInstant {
 
 impl Rig {
     fn start(kind: EtcdKind) -> Self {
-        let server = EtcdServer::start(kind, &lockkeeper_testkit::EtcdOptions::new()).unwrap();
+        let server = share::<EtcdServer>(kind);
         let proxy = Proxy::new(server.addr()).unwrap();
         let held = Arc::default();
         let addr = relay(&held, proxy.addr());

@@ -11,7 +11,7 @@ use lockkeeper_testkit::{
 };
 
 use super::Case;
-use crate::common::{WAIT_LIMIT, fake_server, lock_by_tls, opened, refused};
+use crate::common::{WAIT_LIMIT, fake_server, lock_by_tls, opened, refused, share};
 
 pub(super) const CASES: &[Case] = cases![
     users_are_separate,
@@ -114,7 +114,7 @@ fn other_servers_are_refused(_: ZooKeeperKind) {
 }
 
 fn members_are_tried_in_turn(kind: ZooKeeperKind) {
-    let server = start(kind);
+    let server = share::<ZooKeeperServer>(kind);
     // Nothing listens there, and no packet returns from the other address (RFC 5737).
     let hosts = format!("127.0.0.1:1,192.0.2.1,{}", server.addr());
     let keeper = opened(&format!("zookeeper://{hosts}/?connect_timeout=3s&ttl=10s"));
@@ -140,7 +140,7 @@ fn member_that_only_reads_is_left(kind: ZooKeeperKind) {
 }
 
 fn servers_of_two_ensembles_are_found(kind: ZooKeeperKind) {
-    let [one, other] = [(); 2].map(|()| start(kind));
+    let [one, other] = [(); 2].map(|()| share::<ZooKeeperServer>(kind));
     let keeper = opened(&format!("{},{}", one.url(), other.addr()));
     assert_eq!(severity(&found(&keeper), "members"), Severity::Unusable);
     let alone = opened(&one.url());

@@ -9,7 +9,7 @@ use lockkeeper_testkit::{
 };
 
 use super::Case;
-use crate::common::{Keepers as _, WAIT_LIMIT, cancel_after, opened};
+use crate::common::{Keepers as _, WAIT_LIMIT, cancel_after, opened, share};
 
 pub(super) const CASES: &[Case] = cases![
     session_that_ended_loses_all_its_leases_at_once,
@@ -19,10 +19,6 @@ pub(super) const CASES: &[Case] = cases![
     cancelled_waits_end_without_a_connection,
     names_used_once_leave_nothing,
 ];
-
-fn start(kind: ZooKeeperKind, line: &str) -> ZooKeeperServer {
-    ZooKeeperServer::start(kind, &ZooKeeperOptions::new().line(line)).unwrap()
-}
 
 fn open(server: &ZooKeeperServer, keys: &str) -> LockKeeper {
     opened(&format!("{}/?{keys}", server.url()))
@@ -35,7 +31,7 @@ fn sessions(server: &ZooKeeperServer) -> usize {
 }
 
 fn session_that_ended_loses_all_its_leases_at_once(kind: ZooKeeperKind) {
-    let server = start(kind, "");
+    let server = share::<ZooKeeperServer>(kind);
     let keeper = open(&server, "ttl=10m");
     let names = ["a", "b", "c"];
     let held = names.map(|name| keeper.lock(name).unwrap());
@@ -51,7 +47,8 @@ fn session_that_ended_loses_all_its_leases_at_once(kind: ZooKeeperKind) {
 }
 
 fn time_outs_that_the_server_changes_are_errors(kind: ZooKeeperKind) {
-    let server = start(kind, "maxSessionTimeout=5000");
+    let options = ZooKeeperOptions::new().line("maxSessionTimeout=5000");
+    let server = ZooKeeperServer::start(kind, &options).unwrap();
     let keeper = open(&server, "ttl=6s");
     let error = keeper.lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidTtl, "{error:?}");
@@ -65,7 +62,7 @@ fn time_outs_that_the_server_changes_are_errors(kind: ZooKeeperKind) {
 
 /// The new server knows less than the program has seen of the former.
 fn server_without_its_data_is_followed(kind: ZooKeeperKind) {
-    let server = start(kind, "");
+    let server = share::<ZooKeeperServer>(kind);
     let keeper = open(&server, "ttl=10s&wait=30s");
     let lost = keeper.lock("a").unwrap();
     for number in 0..20 {
@@ -79,7 +76,7 @@ fn server_without_its_data_is_followed(kind: ZooKeeperKind) {
 
 /// A node or a session of a request without a reply stays no longer than the ttl.
 fn lost_replies_leave_no_session_and_no_lock(kind: ZooKeeperKind) {
-    let server = start(kind, "");
+    let server = share::<ZooKeeperServer>(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let url = format!(
         "zookeeper://{}/?ttl=2s&wait=30s&response_timeout=1s",
@@ -101,7 +98,7 @@ fn lost_replies_leave_no_session_and_no_lock(kind: ZooKeeperKind) {
 
 /// To open a connection may take longer than the limits of this test.
 fn cancelled_waits_end_without_a_connection(kind: ZooKeeperKind) {
-    let server = start(kind, "");
+    let server = share::<ZooKeeperServer>(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let holder = open(&server, "ttl=10m");
     let held = holder.lock("a").unwrap();
@@ -138,7 +135,7 @@ fn cancelled_waits_end_without_a_connection(kind: ZooKeeperKind) {
 }
 
 fn names_used_once_leave_nothing(kind: ZooKeeperKind) {
-    let server = start(kind, "");
+    let server = share::<ZooKeeperServer>(kind);
     let keeper = open(&server, "ttl=10s");
     let entries = || {
         let mut client = server.client().unwrap();

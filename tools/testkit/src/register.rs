@@ -31,6 +31,13 @@ impl RegisterEntry {
         self.parts("q").len()
     }
 
+    /// Returns whether a session with a lease or a place lives.
+    pub(crate) fn is_used(&self, lives: impl Fn(&str) -> bool) -> bool {
+        let parts = ["l", "q"].map(|at| self.parts(at)).into_iter().flatten();
+        let mut sessions = parts.filter_map(|it| it.get("s")?.as_str());
+        sessions.any(lives)
+    }
+
     /// Returns whether nothing is held, and nothing waits.
     pub(crate) fn is_free(&self) -> bool {
         self.parts("l").is_empty() && self.waiters() == 0

@@ -18,6 +18,8 @@ use crate::{PostgresKind, PostgresOptions, PostgresServer};
 trait SqlServer: TestServer {
     /// The table.
     const TABLE: &'static str;
+    /// The server's clock.
+    const NOW: &'static str;
 
     /// Returns the text of a column of bytes.
     fn text(column: &str) -> String;
@@ -28,6 +30,7 @@ trait SqlServer: TestServer {
 
 impl SqlServer for PostgresServer {
     const TABLE: &'static str = "lockkeeper";
+    const NOW: &'static str = "clock_timestamp()";
 
     fn text(column: &str) -> String {
         format!("convert_from({column}, 'UTF8')")
@@ -45,6 +48,7 @@ impl SqlServer for PostgresServer {
 #[cfg(feature = "mysql")]
 impl SqlServer for MySqlServer {
     const TABLE: &'static str = "shop.lockkeeper";
+    const NOW: &'static str = "UTC_TIMESTAMP(6)";
 
     fn text(column: &str) -> String {
         format!("CONVERT({column} USING utf8mb4)")
@@ -82,8 +86,12 @@ impl<S: SqlServer> Table<S> {
             "SELECT {value} FROM {} WHERE ends IS NULL{condition}",
             S::TABLE
         );
-        match self.0.values(&sql) {
-            // Nobody has opened it.
+        self.values(&sql)
+    }
+
+    /// Returns the first values of all rows. There are none if nobody has opened the table.
+    fn values(&self, sql: &str) -> io::Result<Vec<String>> {
+        match self.0.values(sql) {
             Err(error) if error.to_string().contains("exist") => Ok(Vec::new()),
             values => values,
         }
@@ -128,10 +136,7 @@ impl<S: SqlServer> TestServer for Table<S> {
     }
 
     fn wipe(&self) -> io::Result<()> {
-        match self.0.values(&format!("DELETE FROM {}", S::TABLE)) {
-            Err(error) if !error.to_string().contains("exist") => Err(error),
-            _ => Ok(()),
-        }
+        self.values(&format!("DELETE FROM {}", S::TABLE)).map(drop)
     }
 
     fn reset(&self) -> io::Result<()> {
@@ -166,10 +171,14 @@ impl<S: SqlServer> TestServer for Table<S> {
         Ok(self.entry(namespace, name)?.waiters())
     }
 
-    /// Returns the entries that are not free.
+    /// Returns the entries of which a session lives. A keeper that does not reach the server at its end leaves the entry to
+    /// the next one that asks for the name.
     fn leftovers(&self) -> io::Result<Vec<String>> {
+        let (row, table, now) = (S::text("name"), S::TABLE, S::NOW);
         let mut entries = self.entries(None)?;
-        entries.retain(|value| !RegisterEntry::read(value).is_free());
+        let live = self.values(&format!("SELECT {row} FROM {table} WHERE ends > {now}"))?;
+        let lives = |session: &str| live.contains(&format!("session/{session}"));
+        entries.retain(|value| RegisterEntry::read(value).is_used(lives));
         Ok(entries)
     }
 
