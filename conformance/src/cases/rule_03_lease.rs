@@ -149,7 +149,10 @@ pub(super) fn stopped_holder_is_lost_when_it_resumes(rig: &Rig<'_>) -> Outcome {
         process.send("is_held");
         assert_eq!(process.next_line(), "false", "{pair:?}");
         process.send("release");
-        assert_eq!(process.next_line(), "AlreadyLost", "{pair:?}");
+        // The reply to what was under way when it was stopped may have come too late.
+        let answer = process.next_line();
+        let is_known = answer == "AlreadyLost" || answer.contains("Err(Unknown");
+        assert!(is_known, "{pair:?}: {answer}");
         assert!(next.is_held());
         let is_busy = is_busy_in(&rig.keeper(), &name, pair.held);
         assert!(is_busy, "{pair:?}: the late release freed the next lease");

@@ -268,7 +268,8 @@ fn grant_without_a_base_leaves_no_key(kind: EtcdKind) {
 fn cancel_leaves_the_other_connections(kind: EtcdKind) {
     let server = share::<EtcdServer>(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "response_timeout=30s&connect_timeout=30s";
+    // No renewal takes a connection meanwhile.
+    let keys = "ttl=10m&response_timeout=30s&connect_timeout=30s";
     let keeper = server.open_via(&proxy, keys);
     let rival = server.open(keys);
     // The second request takes another connection.
