@@ -5,8 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    AcquireOptions, Capability, ErasedLease, Error, ErrorKind, HostInstant, LeasePolicy, LockGuard,
-    LockKeeper, LockKeeperBuilder, LockProvider, Mode, Released, Renewal, Wait,
+    AcquireOptions, Capability, Clock as _, ErasedLease, Error, ErrorKind, HostInstant,
+    LeasePolicy, LockGuard, LockKeeper, LockKeeperBuilder, LockProvider, Mode, Released, Renewal,
+    SystemClock, Wait,
 };
 
 use crate::child::ChildSpec;
@@ -120,7 +121,7 @@ impl<'a> Rig<'a> {
     }
 
     /// Acquires a lease from the provider itself, without a keeper that renews it.
-    pub(crate) fn raw_lease(&self, name: &str, ttl: Duration) -> RawLease {
+    pub(crate) fn raw_lease(&self, name: &str, ttl: Duration) -> RawLease<'_> {
         let provider = self.provider();
         let tap = Tap::on(Arc::clone(&provider));
         tap.set(Fault::KeepsGrant);
@@ -138,7 +139,11 @@ impl<'a> Rig<'a> {
             }
         });
         let lease = tap.take_grant().expect("a free name is granted").lease;
-        RawLease { provider, lease }
+        RawLease {
+            rig: self,
+            provider,
+            lease,
+        }
     }
 
     /// Starts another process that uses this store.
@@ -300,17 +305,34 @@ fn done(done: bool, hook: &str) -> Outcome {
 }
 
 /// A lease and its provider, without an engine around them.
-pub(crate) struct RawLease {
+pub(crate) struct RawLease<'r> {
+    rig: &'r Rig<'r>,
     provider: Arc<dyn LockProvider>,
     lease: ErasedLease,
 }
 
-impl RawLease {
-    pub(crate) fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
-        self.provider.renew(&mut self.lease, ttl, deadline)
+impl RawLease<'_> {
+    pub(crate) fn renew(&mut self, ttl: Duration) -> Renewal {
+        self.ask(|provider, lease, deadline| provider.renew(lease, ttl, deadline))
     }
 
-    pub(crate) fn release(&mut self, deadline: HostInstant) -> Result<Released, Error> {
-        self.provider.release(&mut self.lease, deadline)
+    pub(crate) fn release(&mut self) -> Released {
+        self.ask(|provider, lease, deadline| provider.release(lease, deadline))
+    }
+
+    fn ask<T>(
+        &mut self,
+        ask: impl Fn(&dyn LockProvider, &mut ErasedLease, HostInstant) -> Result<T, Error>,
+    ) -> T {
+        let (rig, mut answer) = (self.rig, None);
+        rig.until("the store replies", || {
+            let deadline = SystemClock.now() + rig.timeout();
+            let found = ask(&*self.provider, &mut self.lease, deadline);
+            // Nothing was done. On a busy machine, a connection may take too long.
+            let is_open = matches!(&found, Err(error) if error.kind() == ErrorKind::Unavailable);
+            answer = Some(found);
+            !is_open
+        });
+        answer.expect("it was asked").expect("the store replies")
     }
 }

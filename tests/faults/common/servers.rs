@@ -43,12 +43,12 @@ impl Memory {
 pub(crate) fn contend_during(server: &dyn TestServer, memory: Memory, fault: impl FnOnce()) {
     let witness = Witness::new(memory == Memory::Kept);
     // Time enough for replies, whatever the fault is. A restart is not to outlast a lease that is kept.
-    let ttl = if memory == Memory::Kept { 20 } else { 6 };
+    let ttl = if memory == Memory::Kept { 60 } else { 6 };
     let keys = &format!("ttl={ttl}s&response_timeout=10s");
     let holder = server.open(keys);
     let held = holder.lock("a").unwrap();
     witness.enter(&held);
-    let wait = Duration::from_secs(45);
+    let wait = Duration::from_secs(100);
     let waiters = server.queue_waiters::<3>(server.own_addr(), keys, wait, &witness);
     fault();
     let first = held.token();
