@@ -89,7 +89,7 @@ impl<S: SqlServer> Table<S> {
         self.values(&sql)
     }
 
-    /// Returns the first values of all rows. There are none if nobody has opened the table.
+    /// Returns the first values of all rows. There are none before the table is made.
     fn values(&self, sql: &str) -> io::Result<Vec<String>> {
         match self.0.values(sql) {
             Err(error) if error.to_string().contains("exist") => Ok(Vec::new()),
