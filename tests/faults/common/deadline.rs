@@ -318,6 +318,15 @@ impl Row<'_> {
     }
 }
 
+/// Cancels at the end of a case, also of one that panics.
+struct Cancelled<'a>(&'a CancelToken);
+
+impl Drop for Cancelled<'_> {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
 /// To open a connection may take longer than the limits of this test.
 fn cancelled_wait_ends_while_it_connects(kind: StoreKind) {
     let server = start(kind);
@@ -336,14 +345,19 @@ fn cancelled_wait_ends_while_it_connects(kind: StoreKind) {
     let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
     thread::scope(|scope| {
         let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
-        until("it waits", || server.queue_length("a") == 1);
+        // A wait that goes on would hide why the case has failed.
+        let _end = Cancelled(&cancel);
+        // On etcd it waits once its listener is connected beside it, which connects anew, too.
+        let connections = 1 + u64::from(matches!(kind, StoreKind::Etcd(_)));
+        until("it waits", || {
+            let open: u64 = proxies.iter().map(|it| it.counts().open).sum();
+            server.queue_length("a") == 1 && open >= connections
+        });
         let before = accepted();
         for proxy in &proxies {
             proxy.set(Fault::Dark);
             proxy.cut();
         }
-        // etcd's listener connects, too.
-        let connections = 1 + u64::from(matches!(kind, StoreKind::Etcd(_)));
         until("it connects", || accepted() >= before + connections);
         let began = Instant::now();
         cancel.cancel();
