@@ -123,8 +123,8 @@ impl Drop for Process {
     }
 }
 
-/// Returns the processes that `parent` has started and that have not ended, and whether each is stopped. A run of `ps` takes
-/// ten times as long, and a server that is slowed down is stopped often.
+/// Returns the processes that `parent` has started and that have not ended, and whether each is stopped. It runs no `ps`, since
+/// a server that is slowed down is stopped often.
 fn children_of(parent: u32) -> io::Result<Vec<(Pid, bool)>> {
     let child = |entry: DirEntry| {
         let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
