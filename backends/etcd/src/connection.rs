@@ -186,3 +186,35 @@ fn has_header(reply: &Value) -> bool {
     let header = reply.get("header");
     header.or_else(|| reply.pointer("/result/header")).is_some()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::connector::Connector;
+    use super::*;
+    use crate::EtcdOptions;
+
+    /// Where a member has failed, all connections to it are closed.
+    #[test]
+    fn cancel_leaves_the_other_connections() {
+        const LIMIT: Duration = Duration::from_secs(60);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let connector = Connector::new(&EtcdOptions::tcp("127.0.0.1", port)).unwrap();
+        let cancel = CancelToken::new();
+        let mut connection = connector.connect(LIMIT).unwrap();
+        let mut accepted = listener.accept().unwrap().0;
+        let result = thread::scope(|scope| {
+            scope.spawn(|| {
+                let _ = accepted.read(&mut [0; 64]);
+                cancel.cancel();
+            });
+            connection.call("/v3/kv/range", &json!({}), LIMIT, Some(&cancel))
+        });
+        assert!(result.is_err());
+        assert!(connection.learned.members.is_serving(0));
+    }
+}

@@ -4,14 +4,14 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{AcquireOptions, ErrorKind, LockKeeper, Released};
+use lockkeeper::{ErrorKind, LockKeeper, Released};
 use lockkeeper_testkit::{
     EtcdKey, EtcdKind, EtcdServer, Fault, Proxy, Shared, TestServer as _, cases, until,
 };
 
 use super::Case;
 use super::relay::{Held, relay};
-use crate::common::{Keepers, WAIT_LIMIT, cancel_after, opened, share};
+use crate::common::{Keepers, WAIT_LIMIT, opened, share};
 
 pub(super) const CASES: &[Case] = cases![
     late_grant_leaves_the_key,
@@ -24,7 +24,6 @@ pub(super) const CASES: &[Case] = cases![
     key_on_another_lease_is_moved_again,
     waiter_that_fails_on_its_turn_leaves_no_key,
     grant_without_a_base_leaves_no_key,
-    cancel_leaves_the_other_connections,
 ];
 
 /// Every request about a lock of the namespace has it: `lockkeeper/default/l/` in base64.
@@ -262,35 +261,4 @@ fn grant_without_a_base_leaves_no_key(kind: EtcdKind) {
     let other = rig.keeper.lock("b").unwrap();
     until("the key has ended", || rig.key().is_empty());
     assert!(other.is_held());
-}
-
-/// A cancel closes a connection whose reply is waited for. That the member has failed would close all others, too.
-fn cancel_leaves_the_other_connections(kind: EtcdKind) {
-    let server = share::<EtcdServer>(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    // No renewal takes a connection meanwhile.
-    let keys = "ttl=10m&response_timeout=30s&connect_timeout=30s";
-    let keeper = server.open_via(&proxy, keys);
-    let rival = server.open(keys);
-    // The second request takes another connection.
-    proxy.once(LOCK_REQUEST, Fault::DelayReplies(Duration::from_secs(1)));
-    thread::scope(|scope| {
-        let held = proxy.counts().held;
-        let slow = scope.spawn(|| keeper.lock("x").unwrap());
-        until("its reply is late", || proxy.counts().held > held);
-        drop(keeper.lock("y").unwrap());
-        drop(slow.join().unwrap());
-    });
-    let blocker = rival.lock("a").unwrap();
-    let before = cancel_after(&keeper, "a", AcquireOptions::new(), || {
-        until("it is queued", || server.queue_length("a") == 1);
-        let held = proxy.counts().held;
-        proxy.once(LOCK_REQUEST, Fault::DelayRequests(Duration::from_secs(1)));
-        assert_eq!(blocker.release().unwrap(), Released::Done);
-        until("its request is under way", || proxy.counts().held > held);
-        proxy.counts().accepted
-    });
-    until("what it left is freed", || keeper.pending_releases() == 0);
-    drop(keeper.lock("b").unwrap());
-    assert_eq!(proxy.counts().accepted, before);
 }
