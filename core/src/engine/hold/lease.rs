@@ -150,16 +150,17 @@ impl Hold {
         unwanted
     }
 
-    /// Marks the lease for release when its renewal comes back.
+    /// Marks the lease for release when its renewal comes back, for the first guard that asks for that.
     ///
     /// # Errors
-    /// The guard and the lease, if no renewal has it. Without a lease it was released before.
+    /// The guard and the lease, if no renewal has it. Without a lease, it was released before or another guard's release
+    /// waits for it.
     pub(crate) fn release_after_renewal(
         &self,
         guard: Box<UnreleasedGuard>,
     ) -> Result<(), (Box<UnreleasedGuard>, Option<ErasedLease>)> {
         let mut inside = lock(&self.inside);
-        if let LeaseSlot::Away(released_for) = &mut inside.lease {
+        if let LeaseSlot::Away(released_for @ None) = &mut inside.lease {
             *released_for = Some(guard);
             return Ok(());
         }
