@@ -128,7 +128,10 @@ impl Engine {
             .ending_at(end)
             .cancelled_by(Some(&self.closing.token));
         let result = self.resume_until(&request, terms, deadline).map(Some);
-        let mut result = result.map_err(|error| self.located(name, error));
+        let mut result = result.map_err(|error| match request.is_cancelled() {
+            true => self.located(name, self.cancelled()),
+            false => self.located(name, error),
+        });
         report.end(&mut result);
         result?.ok_or_else(ended)
     }
@@ -168,7 +171,6 @@ impl Engine {
             match self.attempt_or_wait(request, asked, false) {
                 Ok(None) => return Err(ended()),
                 Ok(Some(grant)) => return self.go_on_with(request, terms, grant, round),
-                Err(_) if request.is_cancelled() => return Err(self.cancelled()),
                 Err(error) => retry.after(&error, None)?,
             }
         }
