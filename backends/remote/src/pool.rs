@@ -379,13 +379,13 @@ impl<C: Connection + Send + 'static> PooledConn<C> {
         cancel: Option<&CancelToken>,
         connect: &(impl Fn(Duration) -> Result<C, Error> + Clone + Send + 'static),
     ) -> Result<C, Failure> {
-        let (pool, connect) = (self.pool.take(), connect.clone());
+        let connect = connect.clone();
+        // Without a caller, the next one gets the connection, and without a thread the slot.
+        let mut slot = Self {
+            connection: None,
+            pool: self.pool.take(),
+        };
         let open = move || {
-            // Without a caller, the next one gets the connection.
-            let mut slot = Self {
-                connection: None,
-                pool,
-            };
             slot.connection = Some(connect(limit)?);
             Ok(slot)
         };

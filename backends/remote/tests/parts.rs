@@ -8,6 +8,7 @@
 
 use std::cell::Cell;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, channel};
 use std::sync::{Arc, Mutex};
@@ -350,6 +351,38 @@ fn cancelled_caller_waits_for_no_connection() {
     drop(go);
     let mut slot = pool.checkout(Duration::MAX, None).unwrap();
     assert_eq!(slot.connection.take(), Some(Numbered(1)));
+}
+
+/// The caller that may be cancelled connects on a thread of its own.
+#[test]
+fn slot_is_free_again_if_no_thread_connects() {
+    const STACK: &str = "RUST_MIN_STACK";
+    if std::env::var_os(STACK).is_none() {
+        let mut itself = Command::new(std::env::current_exe().unwrap());
+        itself.args(["--exact", "slot_is_free_again_if_no_thread_connects"]);
+        // No machine has as much memory.
+        let ran = itself.env(STACK, (1_u64 << 60).to_string()).output();
+        let ran = ran.unwrap();
+        let printed = String::from_utf8_lossy(&ran.stdout);
+        assert!(
+            ran.status.success() && printed.contains("1 passed"),
+            "{printed}"
+        );
+        return;
+    }
+    let pool = Pool::new(1);
+    let mut slot = pool.try_checkout().unwrap();
+    let failure = slot.run(
+        &SystemClock,
+        HostInstant::NEVER,
+        Some(&CancelToken::new()),
+        |_| Ok(Numbered(1)),
+        |_, _| Ok(()),
+    );
+    let failure = failure.unwrap_err();
+    assert!(failure.error().message().contains("thread"), "{failure:?}");
+    drop(slot);
+    assert!(pool.try_checkout().is_some());
 }
 
 #[cfg(feature = "tls")]
