@@ -24,6 +24,7 @@ pub(super) const CASES: &[Case] = cases![
     key_on_another_lease_is_moved_again,
     waiter_that_fails_on_its_turn_leaves_no_key,
     grant_without_a_base_leaves_no_key,
+    resumption_waits_for_a_release_that_is_lost,
 ];
 
 /// Every request about a lock of the namespace has it: `lockkeeper/default/l/` in base64.
@@ -261,4 +262,16 @@ fn grant_without_a_base_leaves_no_key(kind: EtcdKind) {
     let other = rig.keeper.lock("b").unwrap();
     until("the key has ended", || rig.key().is_empty());
     assert!(other.is_held());
+}
+
+/// Until the release is repeated, the lease is still there.
+fn resumption_waits_for_a_release_that_is_lost(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let ticket = rig.keeper.lock("a").unwrap().detach().unwrap();
+    let guard = rig.keeper.resume(&ticket).unwrap();
+    rig.proxy.once(LOCK_REQUEST, Fault::DropRequests);
+    drop(guard);
+    let resumed = rig.keeper.resume(&ticket);
+    assert_eq!(resumed.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(rig.proxy.counts().dropped_requests, 1);
 }

@@ -47,6 +47,7 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
     }
     for operation in operations.iter_mut() {
         if let Operation::Acquire(it) = operation
+            && it.answer.is_none()
             && it.request.is_resume()
         {
             it.answer = Some(resume(store, it.request, until).map_err(Failure::into_error));
