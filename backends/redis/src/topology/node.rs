@@ -226,12 +226,17 @@ impl Node {
         let connector = Arc::clone(&self.connector);
         let connect = move |limit| connector.connect(limit);
         let ran = slot.run(&*self.clock, until, cancel, connect, |connection, limit| {
+            let map = self.map.as_ref().filter(|_| connection.is_new);
+            let trial = map.map(|map| (map, map.doubts()));
             let result = work(connection, limit.min(remote.response_timeout));
             match &result {
                 Err(Failure::Closed(_)) => self.listener.note_replica(),
                 Ok(_) if std::mem::take(&mut connection.is_new) => {
                     self.listener.note_primary();
-                    self.map.iter().for_each(|map| map.trust(&self.endpoint));
+                    // The reply may say that the cluster is down.
+                    if let Some((map, doubts)) = trial {
+                        map.trust(&self.endpoint, doubts);
+                    }
                 }
                 _ => {}
             }

@@ -152,9 +152,18 @@ impl SlotMap {
         }
     }
 
-    /// Notes that a node serves requests, so that it counts as failed no more.
-    pub(crate) fn trust(&self, node: &Endpoint) {
-        self.known.lock().suspects.retain(|it| it != node);
+    /// Returns how often there was a reason to doubt the map.
+    pub(crate) fn doubts(&self) -> u64 {
+        self.known.lock().doubts
+    }
+
+    /// Notes that a node serves requests, so that it counts as failed no more, unless there was a reason to doubt the map
+    /// since `doubts`.
+    pub(crate) fn trust(&self, node: &Endpoint, doubts: u64) {
+        let mut known = self.known.lock();
+        if known.doubts == doubts {
+            known.suspects.retain(|it| it != node);
+        }
     }
 
     /// Notes the owner of a slot, as the former one says.
@@ -303,6 +312,19 @@ mod tests {
         assert!(hung.accept().is_err(), "it is not asked for that");
         assert_eq!(map.owner(1, until, None).unwrap(), hung_node);
         assert!(hung.accept().is_ok());
+    }
+
+    #[test]
+    fn reply_that_the_cluster_is_down_earns_no_trust() {
+        let options = RedisOptions::cluster("a", 1);
+        let map = SlotMap::new(&options, Arc::new(SystemClock));
+        let node = Endpoint::tcp("a", 1);
+        let before = map.doubts();
+        map.doubt(Some(&node));
+        map.trust(&node, before);
+        assert_ne!(map.rank(&node), 0);
+        map.trust(&node, map.doubts());
+        assert_eq!(map.rank(&node), 0);
     }
 
     #[test]
