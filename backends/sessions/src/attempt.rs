@@ -29,7 +29,10 @@ pub(crate) fn cancellable<C: SessionConnection, T>(
 ) -> Result<T, Failure> {
     // After the work, a cancel in another thread must not close the connection, since other names may use it.
     let close = connection.canceller();
-    until_cancelled(cancel, Some(close), || work(connection))
+    let result = until_cancelled(cancel, Some(close), || work(connection));
+    // The reply may have granted a name just before the cancel.
+    connection.link_mut().is_in_doubt |= matches!(result, Err(Failure::Unanswered(_)));
+    result
 }
 
 impl<C: SessionConnection> SessionStore<C> {
