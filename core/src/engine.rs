@@ -48,7 +48,7 @@ use crate::options::Settings;
 
 use background::{BackgroundUse, LastingUse};
 use close::Closing;
-use give_back::Return;
+use give_back::{Return, ReturnKind};
 use hold::Hold;
 use key::Key;
 use parts::Parts;
@@ -80,8 +80,10 @@ pub(crate) struct Engine {
     /// The thread that watches deadlines.
     timer: Timer,
     parts: Parts,
-    /// The threads that send batches, give back and renew leases, and call observers and callbacks of losses.
+    /// The threads that send batches, renew leases, and call observers and callbacks of losses.
     threads: Arc<Threads<JobKind, Job>>,
+    /// The threads that give back.
+    returns: Arc<Threads<ReturnKind, (LastingUse, Return)>>,
     background: Arc<BackgroundUse>,
     /// The number of threads that wait in the queue with a deadline.
     waiting: AtomicUsize,
@@ -97,6 +99,8 @@ const MOST_OF_KIND: usize = 4;
 /// The most threads for the jobs of one kind and part, where the store has several parts. So parts that hang leave
 /// threads for the others.
 const MOST_OF_KIND_OF_SEVERAL: usize = 2;
+/// The same for what goes back, which waits for the end of an outage.
+const MOST_RETURNS_OF_SEVERAL: usize = 1;
 
 /// What a worker does.
 enum Job {
@@ -106,8 +110,6 @@ enum Job {
         part: usize,
         number: u64,
     },
-    /// Gives something back to the store until that has answered.
-    Return(LastingUse, Return),
     /// Renews a batch of leases of a part.
     Renew(usize, Vec<Arc<Hold>>),
     NotifyLost(Arc<Hold>),
@@ -118,7 +120,6 @@ enum Job {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum JobKind {
     Send(usize),
-    Return(usize),
     Renew(usize),
     Notify,
 }
@@ -136,9 +137,9 @@ impl Engine {
             Queue::new(Box::new(hand_over))
         };
         let capabilities = provider.capabilities();
-        let most_of_kind = match capabilities.parts() {
-            1 => MOST_OF_KIND,
-            _ => MOST_OF_KIND_OF_SEVERAL,
+        let (most_of_kind, most_returns) = match capabilities.parts() {
+            1 => (MOST_OF_KIND, MOST_OF_KIND),
+            _ => (MOST_OF_KIND_OF_SEVERAL, MOST_RETURNS_OF_SEVERAL),
         };
         let engine = Arc::new(Self {
             capabilities,
@@ -151,6 +152,7 @@ impl Engine {
             queue,
             parts: Parts::new(capabilities.parts()),
             threads: Threads::new("lockkeeper-work", most_of_kind),
+            returns: Threads::new("lockkeeper-return", most_returns),
             background: Arc::new(BackgroundUse::new()),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
@@ -227,11 +229,9 @@ impl Drop for Shared {
         self.closing.ended.cancel();
         self.timer.stop();
         // What goes back to the store is finished also without a keeper.
-        let lasts = |kind: &JobKind| matches!(kind, JobKind::Send(_) | JobKind::Return(_));
-        for job in self.threads.stop(lasts) {
-            if let Job::Return(_, what) = job {
-                self.end_return(what);
-            }
+        self.threads.stop(|kind| matches!(kind, JobKind::Send(_)));
+        for (_, what) in self.returns.stop(|_| true) {
+            self.end_return(what);
         }
         self.background.end(match self.parts.releases() {
             0 => CLOSE_LIMIT,

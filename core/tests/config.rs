@@ -92,7 +92,7 @@ fn typed_settings_are_the_keys_of_a_url() {
         .require(Capability::CrossProcess)
         .fallback("store:two");
     assert_eq!(opened(&config).unwrap(), ["shop one", "shop two"]);
-    assert_eq!(opened(&config.without_fallbacks()).unwrap(), ["shop one"]);
+    assert_eq!(opened(&config.without("fallback")).unwrap(), ["shop one"]);
     for (config, kind) in [
         (store().ttl(Duration::MAX), ErrorKind::InvalidTtl),
         (

@@ -132,15 +132,12 @@ impl Engine {
         let own = own.map(|own| own.with_parent(&closing.token));
         let token = own.as_ref().unwrap_or(&closing.token);
         let kind = match (deadline, outage) {
+            (None, Outage::Wait) if attempt_until.is_some() => WaitKind::AttemptThroughOutages,
             (None, _) => WaitKind::SingleAttempt,
             (_, Outage::Fail) => WaitKind::UntilFailure,
             (_, Outage::Wait) => WaitKind::ThroughOutages,
         };
-        let rides_out = match kind {
-            WaitKind::ThroughOutages => true,
-            WaitKind::SingleAttempt => attempt_until.is_some() && outage == Outage::Wait,
-            WaitKind::UntilFailure => false,
-        };
+        let rides_out = !kind.ends_at_failure();
         let mut end = self.end_of(deadline, began);
         if let Some(until) = attempt_until.filter(|_| rides_out) {
             // The store has no less time to answer than for any other single attempt.
@@ -170,7 +167,7 @@ impl Engine {
             let says_nothing = error.is_of_name() || error.is_not_sent();
             let is_unreachable = error.kind() == ErrorKind::Unavailable && !says_nothing;
             if rides_out && is_unreachable {
-                self.queue.fail(key, error);
+                self.queue.fail(key, false, error);
             }
             retry.borrow_mut().pause(error, answered_at)
         };
@@ -233,7 +230,7 @@ impl<'e> Acquisition<'_, 'e> {
         let given = match engine.queue.enter(self.key, self.terms, self.kind) {
             Entered::Given(given) => given,
             Entered::Queued(waiter) => {
-                if self.kind != WaitKind::SingleAttempt {
+                if !self.kind.is_attempt() {
                     self.report.contended();
                 }
                 self.wait_in_queue(&waiter)

@@ -77,7 +77,6 @@ impl Engine {
         let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
         let run = move |job| match job {
             Job::Send { used, part, number } => used.engine.send_batches(part, number),
-            Job::Return(used, what) => used.engine.carry_back(what),
             Job::Renew(part, batch) => {
                 background.with(&weak, |engine| engine.renew_batch(part, &batch));
             }
@@ -88,10 +87,7 @@ impl Engine {
                 background.with(&weak, |engine| engine.notify_outages());
             }
         };
-        let may_hang = jobs
-            .iter()
-            .any(|(kind, _)| matches!(kind, JobKind::Return(_)));
-        self.threads.push(jobs, may_hang, &run)
+        self.threads.push(jobs, false, &run)
     }
 
     /// Hands what is due to the workers. Returns when to poll again.
@@ -128,6 +124,8 @@ impl Engine {
         let lost = due.lost.into_iter().map(Job::NotifyLost);
         let outages = self.outage_reports.is_due().then_some(Job::NotifyOutages);
         jobs.extend(lost.chain(outages).map(|job| (JobKind::Notify, job)));
+        // If the system started no thread for them, this tries again.
+        self.start_returns(Vec::new());
         if self.start_work(jobs) {
             next = next.min(now + MAX_QUEUED);
         }

@@ -12,6 +12,8 @@ use crate::contract::provider::{AcquireRequest, ErasedLease, GRACE, Released};
 use crate::error::{Error, ErrorKind};
 use crate::sync::run_caught;
 
+use super::Engine;
+use super::background::LastingUse;
 use super::backoff::Limits;
 use super::hold::acquired::{ReleaseNews, UnreleasedGuard};
 use super::hold::lease::Unwanted;
@@ -21,7 +23,6 @@ use super::travel::request::{
     Answer, Attempt, LeaseRequest, RELEASE_LIMIT, Release, Settlement, is_no_answer,
 };
 use super::travel::sender::Reply;
-use super::{Engine, Job, JobKind};
 
 /// What a job gives back to the store.
 pub(crate) enum Return {
@@ -32,6 +33,10 @@ pub(crate) enum Return {
     /// Nothing but the report of what became of the release of a dropped guard.
     Report(Box<UnreleasedGuard>, Result<Released, Error>),
 }
+
+/// The kind of what a job gives back: the part of the store, and whether it is a release that was sent. No other request
+/// overtakes that, so it does not wait behind releases that wait for the end of an outage.
+pub(crate) type ReturnKind = (usize, bool);
 
 impl Engine {
     /// Releases the lease of a guard that has ended. `lease` is `None` if a renewal has it, or if it was released before.
@@ -157,13 +162,18 @@ impl Engine {
 
     /// Schedules what goes back on threads of its own.
     pub(super) fn start_return(self: &Arc<Self>, what: Return) {
-        let part = match &what {
-            Return::Lease(_, release) => release.part,
-            Return::Attempt(part, _) => *part,
-            Return::Report(guard, _) => guard.acquired.hold.part,
+        let kind = match &what {
+            Return::Lease(_, release) => (release.part, release.is_sent),
+            Return::Attempt(part, _) => (*part, false),
+            Return::Report(guard, _) => (guard.acquired.hold.part, false),
         };
-        let job = Job::Return(self.lasting_use(), what);
-        self.start_work(vec![(JobKind::Return(part), job)]);
+        self.start_returns(vec![(kind, (self.lasting_use(), what))]);
+    }
+
+    /// Each of them may hang.
+    pub(super) fn start_returns(&self, jobs: Vec<(ReturnKind, (LastingUse, Return))>) {
+        let run = |(used, what): (LastingUse, Return)| used.engine.carry_back(what);
+        self.returns.push(jobs, true, &run);
     }
 
     /// Gives something back to the store until that has answered.
@@ -207,7 +217,7 @@ impl Engine {
         let holder = guard.and_then(|guard| guard.holder.clone());
         let fail = |cause: &Error, lost_reply: Option<&Error>| {
             if let Some(hold) = &hold {
-                self.queue.fail(hold.key(), cause);
+                self.queue.fail(hold.key(), true, cause);
             }
             if is_sent {
                 self.fail_held(part, cause);

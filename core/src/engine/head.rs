@@ -72,7 +72,7 @@ impl Acquisition<'_, '_> {
         if self.rides_out
             && let Some((_, cause)) = self.health().outage()
         {
-            engine.queue.fail(self.key, &cause);
+            engine.queue.fail(self.key, false, &cause);
         }
         self.retry.borrow_mut().before_first()?;
         loop {

@@ -198,7 +198,7 @@ impl NameState {
         let mut holds = self.holds.iter();
         self.head.is_none()
             && match mode {
-                Mode::Exclusive if kind == WaitKind::SingleAttempt => {
+                Mode::Exclusive if kind.is_attempt() => {
                     self.releasing == 0 && self.holds.is_empty()
                 }
                 Mode::Exclusive | Mode::Shared => {
@@ -226,9 +226,7 @@ impl NameState {
             let (terms, kind) = (next.terms, next.kind);
             let given = match self.offer(terms, kind, hand_over) {
                 Some(given) => given,
-                None if kind == WaitKind::SingleAttempt && self.is_busy() => {
-                    Given::Nothing(Unserved::Busy)
-                }
+                None if kind.is_attempt() && self.is_busy() => Given::Nothing(Unserved::Busy),
                 None => break,
             };
             if let Some(next) = self.waiters.pop_front() {
@@ -236,8 +234,7 @@ impl NameState {
             }
         }
         if self.is_busy() {
-            let is_attempt = |kind| kind == WaitKind::SingleAttempt;
-            self.end_waits(is_attempt, || Unserved::Busy, served);
+            self.end_waits(WaitKind::is_attempt, || Unserved::Busy, served);
         }
     }
 
@@ -272,12 +269,12 @@ impl NameState {
     }
 
     /// Records that the store did not answer the head or a release, which continues. Returns whether
-    /// there is a head or a release.
-    pub(super) fn fail(&mut self, error: &Error) -> bool {
-        if let Some(head) = &mut self.head {
-            head.stage = Stage::Failing;
-        } else if self.releasing == 0 {
-            return false;
+    /// the others wait for that: with a head, they do not wait for a release.
+    pub(super) fn fail(&mut self, is_release: bool, error: &Error) -> bool {
+        match &mut self.head {
+            Some(head) if !is_release => head.stage = Stage::Failing,
+            None if self.releasing > 0 => {}
+            _ => return false,
         }
         self.store_error = Some(error.clone());
         true

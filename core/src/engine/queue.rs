@@ -88,12 +88,12 @@ impl Queue {
         let Some(state) = names.in_use.find(key) else {
             return Entered::Given(Given::Nothing(Unserved::Silent));
         };
-        if kind != WaitKind::ThroughOutages
+        if kind.ends_at_failure()
             && let Some(error) = state.silence()
         {
             return Entered::Given(Given::Nothing(Unserved::Failed(error.clone())));
         }
-        if kind == WaitKind::SingleAttempt && state.is_busy() {
+        if kind.is_attempt() && state.is_busy() {
             return Entered::Given(Given::Nothing(Unserved::Busy));
         }
         let seen_before = state.holders_seen.wrapping_sub(u64::from(state.is_busy()));
@@ -137,11 +137,14 @@ impl Queue {
 
     /// Records that the store did not answer the head or a release, which go on: threads that ride no
     /// outage out end.
-    pub(crate) fn fail(&self, key: Key<'_>, error: &Error) {
+    pub(crate) fn fail(&self, key: Key<'_>, is_release: bool, error: &Error) {
         self.change(key, |state, served| {
-            if state.fail(error) {
-                let ends = |kind| kind != WaitKind::ThroughOutages;
-                state.end_waits(ends, || Unserved::Failed(error.clone()), served);
+            if state.fail(is_release, error) {
+                state.end_waits(
+                    WaitKind::ends_at_failure,
+                    || Unserved::Failed(error.clone()),
+                    served,
+                );
             }
         });
     }

@@ -36,10 +36,24 @@ pub(crate) enum Unserved {
 pub(crate) enum WaitKind {
     /// A single attempt ends as soon as a holder was seen, or a request of the head failed.
     SingleAttempt,
+    /// A single attempt that goes on through outages ends as soon as a holder was seen.
+    AttemptThroughOutages,
     /// The wait ends as soon as a request of the head failed.
     UntilFailure,
     /// The wait ends only by a grant or its deadline.
     ThroughOutages,
+}
+
+impl WaitKind {
+    /// Returns whether the wait ends as soon as a holder was seen.
+    pub(super) fn is_attempt(self) -> bool {
+        matches!(self, Self::SingleAttempt | Self::AttemptThroughOutages)
+    }
+
+    /// Returns whether the wait ends as soon as a request of the head failed.
+    pub(super) fn ends_at_failure(self) -> bool {
+        matches!(self, Self::SingleAttempt | Self::UntilFailure)
+    }
 }
 
 pub(crate) struct Waiter {

@@ -48,6 +48,8 @@ pub(crate) enum Grants {
         span: Duration,
         then_works: bool,
     },
+    /// Busy, and then the waiter has no further answer until the test changes this.
+    Waits,
     /// Busy, and then the waiter is granted the lock this long behind its start.
     GrantedWait(Duration),
     /// Busy, and this long behind the start of the wait there is still no reply to the next request. The waiter may ask

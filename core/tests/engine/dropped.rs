@@ -454,3 +454,27 @@ fn waiting_acquisition_and_release_ride_an_outage_out_together() {
     ends.expect("a", Ok(Released::Done));
     drop(waiter.join().unwrap());
 }
+
+/// A release waits for the end of its part's outage.
+#[test]
+fn releases_that_wait_for_many_parts_leave_threads_for_the_others() {
+    const PARTS: usize = 16;
+    let store = ScriptedStore::with_parts(PARTS + 1);
+    let keeper = store.keeper();
+    let lock = |name: &str| keeper.lock(name).unwrap();
+    let names = (0..PARTS).flat_map(|part| [0, 1].map(|number| format!("{part} {number}")));
+    let guards: Vec<_> = names.map(|name| lock(&name)).collect();
+    let good = format!("{PARTS} good");
+    let other = lock(&good);
+    store.releases(Releases::Unreachable);
+    drop(guards);
+    eventually("each part has an outage", || {
+        (0..PARTS).all(|part| {
+            let released = |number| store.count(&format!("{part} {number}"), "release");
+            released(0) + released(1) > 0
+        })
+    });
+    store.next_renewal(&good);
+    store.releases(Releases::Work);
+    assert!(other.is_held());
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireOptions, ErrorKind, LockGuard, Mode, Released, WaitOutcome};
 
-use crate::answers::Renewals;
+use crate::answers::{Grants, Releases, Renewals};
 use crate::events::{Event, observed};
 use crate::scripted_store::ScriptedStore;
 use crate::steps::*;
@@ -157,4 +157,34 @@ fn waiting_permits_cost_no_request_each() {
     assert!(store.count("a", "acquire") <= 4);
     let options = AcquireOptions::new().wait(Duration::ZERO);
     assert!(semaphore.acquire_with(&options).unwrap().is_some());
+}
+
+/// It waits in the store, which does not tell it every moment that there is a holder.
+#[test]
+fn release_that_fails_says_nothing_of_a_waiting_writer() {
+    let (store, keeper) = scripted();
+    let reader = keeper.lock_shared("a").unwrap();
+    store.grants(Grants::Waits);
+    let writing = spawn_acquire(&keeper, "a", forever());
+    store.wait_for("a", "acquire", 2);
+    assert!(keeper.try_lock("a").unwrap().is_none());
+    store.releases(Releases::Unreachable);
+    drop(reader);
+    store.wait_for("a", "release", 2);
+    store.releases(Releases::Work);
+    eventually("the release should end", || {
+        store.clock.advance(SECOND / 10);
+        keeper.pending_releases() == 0
+    });
+    let tried = thread::scope(|scope| {
+        let trying = scope.spawn(|| keeper.try_lock("a"));
+        eventually("it should have an answer", || {
+            store.clock.advance(SECOND / 10);
+            trying.is_finished()
+        });
+        trying.join().unwrap()
+    });
+    assert!(tried.unwrap().is_none());
+    store.grants(Grants::Work);
+    drop(granted(writing));
 }

@@ -226,3 +226,29 @@ fn tick_that_max_hold_would_end_is_refused() {
         Some(())
     );
 }
+
+/// The other thread asks for both.
+#[test]
+fn tick_behind_another_thread_goes_on_through_an_outage() {
+    let (store, keeper) = scripted();
+    store.grants(Grants::Unreachable(Duration::ZERO));
+    let locking = spawn_acquire(&keeper, "a", forever());
+    eventually("the store is out of reach", || {
+        store.clock.advance(SECOND / 10);
+        store.count("a", "acquire") > 1
+    });
+    let ticking = {
+        let keeper = keeper.clone();
+        thread::spawn(move || keeper.run_tick("a", LONG, |_| ()))
+    };
+    give_time();
+    assert!(!ticking.is_finished());
+    store.grants(Grants::Work);
+    eventually("the other thread has the lock", || {
+        store.clock.advance(SECOND / 10);
+        locking.is_finished()
+    });
+    let guard = granted(locking);
+    assert_eq!(ticking.join().unwrap().unwrap(), None);
+    drop(guard);
+}

@@ -388,6 +388,14 @@ impl Backend for ScriptedStore {
                 return Err(Error::not_sent("no time"));
             }
             Grants::Panic => panic!("as the test wants"),
+            Grants::Waits => {
+                drop(state);
+                request.contended();
+                state = self.state();
+                while state.grants == Grants::Waits {
+                    state = self.wait(state);
+                }
+            }
             Grants::GrantedWait(span) => {
                 state.grants = Grants::Work;
                 drop(state);
@@ -538,7 +546,8 @@ impl Backend for ScriptedStore {
 }
 
 fn is_keepers_thread() -> bool {
-    std::thread::current().name() == Some("lockkeeper-work")
+    let thread = std::thread::current();
+    matches!(thread.name(), Some("lockkeeper-work" | "lockkeeper-return"))
 }
 
 fn unavailable() -> Error {

@@ -354,7 +354,7 @@ fn head_that_fails_and_goes_on_ends_the_waits_that_ride_no_outage_out() {
         let lock = |(thread, kind)| spawn(world, move |world| world.lock(thread, kind));
         let kinds = [WaitKind::UntilFailure, WaitKind::ThroughOutages];
         let mut threads: Vec<_> = kinds.into_iter().enumerate().map(lock).collect();
-        world.queue.fail(KEY, &Error);
+        world.queue.fail(KEY, false, &Error);
         assert_eq!(world.acquire_as_head(9, Mode::Exclusive), Outcome::Held);
         assert_outcomes(threads.split_off(1), &[Outcome::Held]);
         assert_outcomes(threads, &[Outcome::Failed, Outcome::Held]);

@@ -89,7 +89,7 @@ fn attempt_behind_a_release_that_failed_fails_at_once() {
         let world = World::new(0);
         assert!(world.queue.begin_release(KEY));
         assert!(!world.queue.begin_release(KEY), "it is in use");
-        world.queue.fail(KEY, &Error);
+        world.queue.fail(KEY, true, &Error);
         for kind in [SINGLE, WaitKind::UntilFailure] {
             assert_eq!(at_once(&world, Mode::Exclusive, kind), Has::Failed);
         }

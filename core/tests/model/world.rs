@@ -166,7 +166,7 @@ impl World {
                 let (holder, answer) = channel();
                 let releasing = thread::spawn(move || {
                     if world.drops != Drops::InBackground {
-                        world.queue.fail(KEY, &Error);
+                        world.queue.fail(KEY, true, &Error);
                     }
                     world.release(&lease);
                     let _ = holder.send(());
