@@ -48,6 +48,16 @@ impl Failure {
         }
         failure
     }
+
+    /// Converts the error of an acquisition. What its options say is from the command line.
+    pub(crate) fn acquisition(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::InvalidTtl | ErrorKind::TtlTooShort | ErrorKind::InvalidWait => {
+                Self::usage(error)
+            }
+            _ => error.into(),
+        }
+    }
 }
 
 impl fmt::Display for Failure {

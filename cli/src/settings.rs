@@ -187,7 +187,7 @@ impl NewFile {
     pub(crate) fn open(&self, args: &StoreArgs) -> Result<LockKeeper, Failure> {
         let options = OpenOptions::new().wait(Duration::ZERO);
         let opened = with_config(args, |config| {
-            let config = config.without_fallbacks().with_path(&self.tried);
+            let config = config.without("fallback").with_path(&self.tried);
             drivers().open_with(&config, &options)
         });
         opened.map_err(|failure| {
@@ -210,7 +210,7 @@ impl Drop for NewFile {
 pub(crate) fn open_existing(args: &StoreArgs) -> Result<LockKeeper, Failure> {
     let options = OpenOptions::new().wait(Duration::ZERO);
     with_config(args, |config| {
-        let config = config.without_fallbacks();
+        let config = config.without("fallback");
         if config.url().scheme() != "sqlite" {
             return drivers().open_with(&config, &options);
         }

@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use lockkeeper::admin::set_process_label;
 use lockkeeper::backend::{Capability, OpenOptions};
-use lockkeeper::{AcquireOptions, LockGuard, LockKeeper, LockName, Released, Ticket, Wait};
+use lockkeeper::{
+    AcquireOptions, LeasePolicy, LockGuard, LockKeeper, LockName, Released, Ticket, Wait,
+};
 
 use crate::args::{StoreArgs, duration, wait};
 use crate::failure::{Failure, LOST, SYSTEM, USAGE};
@@ -126,7 +128,7 @@ impl TicketArgs {
     fn open(&self, ttl: Duration) -> Result<LockKeeper, Failure> {
         let options = OpenOptions::new();
         settings::open(&self.store, &options, |config| {
-            config.without_fallbacks().ttl(ttl)
+            config.without("fallback").without("ttl").ttl(ttl)
         })
     }
 }
@@ -147,17 +149,18 @@ pub(crate) fn acquire(args: &Acquire) -> Result<u8, Failure> {
         (_, Wait::Forever) => OpenOptions::new().wait_forever(),
     };
     let keeper = settings::open(&args.store, &opening, |config| {
-        let config = config.require(Capability::Tickets);
-        match args.ttl {
-            Some(ttl) => config.ttl(ttl),
-            None => config,
-        }
+        config.require(Capability::Tickets)
     })?;
-    let options = match wait {
-        Wait::AtMost(wait) => AcquireOptions::new().wait(wait),
-        Wait::Forever => AcquireOptions::new().wait_forever(),
+    let options = match args.ttl {
+        Some(ttl) => AcquireOptions::new().lease(LeasePolicy::Renewed { ttl }),
+        None => AcquireOptions::new(),
     };
-    let Some(guard) = keeper.acquire(&name, &options)? else {
+    let options = match wait {
+        Wait::AtMost(wait) => options.wait(wait),
+        Wait::Forever => options.wait_forever(),
+    };
+    let acquired = keeper.acquire(&name, &options);
+    let Some(guard) = acquired.map_err(Failure::acquisition)? else {
         if args.conflict_exit_code == 0 {
             return Ok(0);
         }

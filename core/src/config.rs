@@ -239,10 +239,20 @@ impl Config {
         self.with(&keys::FALLBACK, url.to_owned())
     }
 
-    /// Removes the fallbacks. Operators' tools use it, since they ask about the first store.
+    /// Removes a key, which then has its default or is set anew. Operators' tools do without `fallback`, since they ask
+    /// about the first store.
+    ///
+    /// ```
+    /// # mod lockkeeper { pub use lockkeeper_core::*; }
+    /// use std::time::Duration;
+    ///
+    /// let config = lockkeeper::Config::from_url("memory:?ttl=30s")?;
+    /// let config = config.without("ttl").ttl(Duration::from_secs(60));
+    /// # Ok::<(), lockkeeper::Error>(())
+    /// ```
     #[must_use]
-    pub fn without_fallbacks(mut self) -> Self {
-        self.values.remove(keys::FALLBACK.spec.name);
+    pub fn without(mut self, key: &str) -> Self {
+        self.values.remove(key);
         self
     }
 

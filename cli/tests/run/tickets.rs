@@ -9,6 +9,7 @@ use crate::rig::{Case, Rig, contains, exits, fails};
 
 pub(crate) const CASES: &[Case] = cases![
     ticket_is_good_until_the_lock_is_released,
+    ticket_takes_its_ttl_before_that_of_the_store,
     ticket_that_nobody_gets_is_released,
     lock_of_a_ticket_ends_with_its_ttl,
     lock_of_a_ticket_that_was_taken_away_is_told,
@@ -57,6 +58,24 @@ fn ticket_is_good_until_the_lock_is_released(rig: &Rig) {
         let late = fails(&command(rig, &[verb, "--ticket", &ticket]), 79);
         contains(&late, &["the lock of the ticket has ended"]);
     }
+}
+
+fn ticket_takes_its_ttl_before_that_of_the_store(rig: &Rig) {
+    let url = format!("{}?ttl=5m", rig.url());
+    let of_url = |args: &[&str]| command(rig, &[args, &["--url", &url]].concat());
+    let remaining = || rig.who("a")["remaining_ms"].as_u64().unwrap() / 60_000;
+    for (ttl, minutes) in [(&[][..], 4), (&["--ttl", "10m"], 9)] {
+        let acquired = of_url(&[&["acquire", "a"], ttl].concat());
+        exits(&acquired, 0);
+        assert_eq!(remaining(), minutes);
+        let ticket = out(&acquired);
+        let renewed = of_url(&["renew", "--ttl", "20m", "--ticket", ticket.trim_end()]);
+        exits(&renewed, 0);
+        assert_eq!(remaining(), 19);
+        exits(&of_url(&["release", "--ticket", ticket.trim_end()]), 0);
+        assert!(rig.who("a").is_null());
+    }
+    exits(&of_url(&["acquire", "a", "--ttl", "10ms"]), 64);
 }
 
 fn ticket_that_nobody_gets_is_released(rig: &Rig) {
