@@ -151,17 +151,22 @@ fn run(args: &args::Run) -> Result<End, Failure> {
         let text = "the command cannot be started: its watchdog was killed";
         signal.ok_or_else(|| Failure::new(NOT_RUN, text))
     })?;
-    is_running.store(true, Ordering::SeqCst);
     let ended = match waited {
-        ClaimWait::Over => match command(args, watchdog, &held) {
-            Ok(ended) => ended,
-            Err(failure) => {
-                // Such a signal also ends the process that was to become the command.
-                let signal = end_signal(&held.events, POLL_INTERVAL);
-                waited = ClaimWait::Signal(signal.ok_or(failure)?);
-                None
+        ClaimWait::Over => {
+            is_running.store(true, Ordering::SeqCst);
+            let ended = command(args, watchdog, &held);
+            // The command has ended, so signals are for this process again.
+            is_running.store(false, Ordering::SeqCst);
+            match ended {
+                Ok(ended) => ended,
+                Err(failure) => {
+                    // Such a signal also ends the process that was to become the command.
+                    let signal = end_signal(&held.events, POLL_INTERVAL);
+                    waited = ClaimWait::Signal(signal.ok_or(failure)?);
+                    None
+                }
             }
-        },
+        }
         ClaimWait::Signal(_) | ClaimWait::Lost => {
             watchdog.dismiss();
             None
@@ -175,8 +180,6 @@ fn run(args: &args::Run) -> Result<End, Failure> {
         stderr::warn(&format!("{shown} is lost; its command was not run"));
         return Ok(End::ours(LOST));
     };
-    // The command has ended, so signals are for this process again.
-    is_running.store(false, Ordering::SeqCst);
     let kept =
         ended.lost || ended.was_asked_to_end || held.keep_until(held.granted + args.hold_at_least);
     if !kept {
@@ -191,6 +194,8 @@ fn run(args: &args::Run) -> Result<End, Failure> {
         }
         _ => {
             if let Some(signal) = ended.key.filter(|_| ended.passes_key_on) {
+                // This process gets it, too, and not as a second signal after another one.
+                is_running.store(true, Ordering::SeqCst);
                 let _ = kill_current_process_group(signal);
             }
             Ok(End {
@@ -222,10 +227,7 @@ fn acquire(
         .acquire(keeper, &options)
         .or_else(|error| match error.kind() {
             ErrorKind::Cancelled => Ok(None),
-            ErrorKind::InvalidTtl | ErrorKind::TtlTooShort | ErrorKind::InvalidWait => {
-                Err(Failure::usage(error))
-            }
-            _ => Err(error.into()),
+            _ => Err(Failure::acquisition(error)),
         })
 }
 

@@ -129,16 +129,15 @@ impl<'a> Supervisor<'a> {
             self.check_lock();
         }
         let was_lent = self.terminal.as_mut().is_some_and(Terminal::take_back);
-        let loss = self.lost.filter(|_| self.held.plan.ends_on_loss());
-        let kill = loss.map_or(HostInstant::NEVER, |deadlines| deadlines.kill);
-        let kill = kill.min(self.limits.kill);
-        if kill == HostInstant::NEVER {
+        let is_ended = self.kill() < HostInstant::NEVER;
+        if !is_ended {
             self.watchdog.dismiss();
         }
         let status = self.command.status();
-        if kill < HostInstant::NEVER {
-            self.end_group(kill);
+        if is_ended {
+            self.end_group();
         }
+        let loss = self.lost.filter(|_| self.held.plan.ends_on_loss());
         if let (Some(terminal), Status::Signal(_)) = (&self.terminal, status) {
             terminal.restore();
         }
@@ -163,20 +162,29 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Waits until the group has ended, which gets KILL at `kill`.
-    fn end_group(&mut self, kill: HostInstant) {
+    /// Returns when the command's group gets KILL. [`HostInstant::NEVER`] if nothing ends it.
+    fn kill(&self) -> HostInstant {
+        let loss = self.lost.filter(|_| self.held.plan.ends_on_loss());
+        let kill = loss.map_or(HostInstant::NEVER, |deadlines| deadlines.kill);
+        kill.min(self.limits.kill)
+    }
+
+    /// Waits until the group of a command that has ended has ended, too.
+    fn end_group(&mut self) {
         let mut polls = 0;
         while !self.command.is_group_gone() && polls < MAX_POLLS {
             // A poll that an event cut short does not count: the processes had no time to end.
             let event = self.held.events.recv_timeout(POLL_INTERVAL);
-            if SystemClock.now() >= kill {
+            if SystemClock.now() >= self.kill() {
                 self.command.signal(Signal::KILL);
                 polls += u32::from(event.is_err());
             }
-            // The watchdog must not take a lock that is renewed for a lost one.
-            if event == Ok(Event::Renewed) {
-                self.handle(Event::Renewed);
+            match event {
+                // There is no command that would have the terminal, or stop.
+                Err(_) | Ok(Event::Continued | Event::Signal(Signal::TSTP)) => {}
+                Ok(event) => self.handle(event),
             }
+            self.check_lock();
         }
         self.watchdog.dismiss();
     }

@@ -13,12 +13,14 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 
 use crate::loss::{FORKING, NEXT, force, watchdog_of, with};
 use crate::rig::{Case, Rig, Running, code, contains, exits, fails, skip, stderr_of};
+use crate::signals::end_by_second_signal;
 
 pub(crate) const CASES: &[Case] = cases![
     command_whose_lease_is_over_is_never_started,
     renewed_lock_outlives_the_wait_for_a_claim,
     lock_lost_before_its_command_starts_fails_with_on_lost_warn,
     signal_ends_the_wait_for_a_claim,
+    second_signal_ends_the_release_after_the_wait_for_a_claim,
     signal_ends_the_wait_for_the_claim_on_a_lost_lock,
     command_is_not_started_if_the_watchdog_was_killed,
     claim_is_respected_for_the_ttl,
@@ -151,6 +153,14 @@ fn signal_ends_the_wait_for_a_claim(rig: &Rig) {
     exits(&output, 143);
     assert!(!rig.exists("started"));
     assert!(rig.who("a").is_null(), "it was not released");
+}
+
+fn second_signal_ends_the_release_after_the_wait_for_a_claim(rig: &Rig) {
+    let _claim = take_free_claim(rig);
+    let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
+    let other = rusqlite::Connection::open(rig.path("store/locks.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    end_by_second_signal(rig, run);
 }
 
 fn signal_ends_the_wait_for_the_claim_on_a_lost_lock(rig: &Rig) {

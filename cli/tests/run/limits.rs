@@ -3,7 +3,7 @@
 use lockkeeper_testkit::cases;
 use rustix::process::Signal;
 
-use crate::loss::force;
+use crate::loss::{FORKING, force};
 use crate::rig::{Case, Rig, code, contains, exits, is_alive, stderr_of};
 
 pub(crate) const CASES: &[Case] = cases![
@@ -11,6 +11,7 @@ pub(crate) const CASES: &[Case] = cases![
     timeout_kills_a_group_that_ignores_term,
     stop_after_kills_a_command_that_is_asked_to_end,
     stop_after_kills_a_command_of_a_lost_lock,
+    what_is_left_of_a_command_is_watched,
     status_file_tells_our_status_from_the_commands,
 ];
 
@@ -66,6 +67,29 @@ fn stop_after_kills_a_command_of_a_lost_lock(rig: &Rig) {
     force(rig);
     assert_eq!(run.code(), 79);
     assert!(!is_alive(rig.pid("child")));
+}
+
+/// Its own process ends at the first signal, and its child does not.
+fn what_is_left_of_a_command_is_watched(rig: &Rig) {
+    let args = ["--ttl", "1h", "--kill-after", "100ms", "--stop-after", "1h"];
+    let args = [&args[..], &["a"]].concat();
+    let end_first = |script: &str| {
+        let run = rig.start(&args, script);
+        rig.until_file("ready");
+        run.signal(Signal::TERM);
+        rig.until_reaped(rig.pid("first"));
+        run
+    };
+    let run = end_first(FORKING);
+    force(rig);
+    assert_eq!(run.code(), 79);
+    assert!(!is_alive(rig.pid("second")));
+
+    rig.remove(&["first", "second", "ready"]);
+    let run = end_first(&FORKING.replace("trap '' TERM", "trap '' TERM; trap exit HUP"));
+    run.signal(Signal::HUP);
+    assert_eq!(run.code(), 143);
+    assert!(!is_alive(rig.pid("second")));
 }
 
 fn status_file_tells_our_status_from_the_commands(rig: &Rig) {

@@ -96,7 +96,7 @@ fn signals_end_the_wait(rig: &Rig) {
 }
 
 fn second_signal_ends_a_release_that_hangs(rig: &Rig) {
-    let mut run = rig.start(
+    let run = rig.start(
         &["a"],
         "touch held; until [ -e release ]; do sleep 0.05; done; echo $$ > ended",
     );
@@ -108,6 +108,11 @@ fn second_signal_ends_a_release_that_hangs(rig: &Rig) {
         rig.exists("ended") && !rig.read("ended").is_empty()
     });
     rig.until_reaped(rig.pid("ended"));
+    end_by_second_signal(rig, run);
+}
+
+/// Signals a program whose store hangs.
+pub(crate) fn end_by_second_signal(rig: &Rig, mut run: Running) {
     rig.until("the second one ends it", || {
         // The time between two signals: `timeout` sends two at once, which count as one.
         std::thread::sleep(std::time::Duration::from_millis(50));

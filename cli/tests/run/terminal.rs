@@ -149,8 +149,8 @@ fn ctrl_c_ends_the_calling_script(rig: &Rig) {
         let ended = screen.program.ended();
         assert_eq!(ended.signal(), Some(2), "{script}: {ended}");
     }
-    // After another signal, which the command has handled.
-    let script = "\"$0\" run a -- sh -c 'trap \"echo outlived\" TERM; echo $PPID > pid; echo ready
+    // After another signal, which the command has handled, and later than one that ends `run` itself.
+    let script = "\"$0\" run a -- sh -c 'trap \"sleep 0.6; echo outlived\" TERM; echo $PPID > pid; echo ready
 while :; do sleep 0.2; done'; echo goes on; exit 5";
     let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY]);
     screen.wait_for("ready");
