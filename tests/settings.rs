@@ -21,7 +21,7 @@ const LOCAL_AND_HTTP: &[Row] = &[
     ("consul://h/shop", InvalidUrl, "has no path"),
     ("consul://me:secret@h", InvalidValue, "ACL token"),
     (
-        "consul://h?token=sec%0Aret",
+        "consul://h?acl_token=sec%0Aret",
         InvalidValue,
         "no ACL token has",
     ),

@@ -79,7 +79,7 @@ fn token_withdrawn(kind: ConsulKind) {
     });
     let token = call("/v1/acl/token", policy).unwrap();
     let (secret, accessor) = (token["SecretID"].as_str(), token["AccessorID"].as_str());
-    let open = |token: &str, keys| opened(&format!("{}?token={token}&{keys}", server.url()));
+    let open = |token: &str, keys| opened(&format!("{}?acl_token={token}&{keys}", server.url()));
     let (holder, rival) = (open(secret.unwrap(), SHORT), open(MASTER, KEYS));
     let witness = Witness::new(true);
     let held = holder.lock("a").unwrap();

@@ -22,8 +22,8 @@ pub struct ConsulDriver;
 
 impl ConsulDriver {
     /// The ACL token.
-    pub const TOKEN: Key<String> = Key::new(
-        "token",
+    pub const ACL_TOKEN: Key<String> = Key::new(
+        "acl_token",
         Takes::Text("text"),
         "CONSUL_HTTP_TOKEN of the environment",
         "the ACL token",
@@ -56,7 +56,7 @@ impl Driver for ConsulDriver {
     fn keys(&self) -> &'static [KeySpec] {
         const {
             &[
-                Self::TOKEN.spec,
+                Self::ACL_TOKEN.spec,
                 Self::DATACENTER.spec,
                 POOL_SIZE.spec,
                 CONNECT_TIMEOUT.spec,
@@ -72,7 +72,7 @@ impl Driver for ConsulDriver {
         match key {
             "ssl" | "tls" => Some("write the scheme `consuls://`"),
             "dc" => Some("write `datacenter`"),
-            "user" | "password" => Some("give an ACL token as `token`"),
+            "token" | "user" | "password" => Some("give an ACL token as `acl_token`"),
             _ => None,
         }
     }
@@ -105,7 +105,7 @@ fn options(context: &OpenContext<'_>) -> Result<ConsulOptions, Error> {
         let text = "a Consul URL has no path; separate applications by `namespace`";
         return Err(Error::new(ErrorKind::InvalidUrl, text));
     }
-    let token = context.value(&ConsulDriver::TOKEN)?;
+    let token = context.value(&ConsulDriver::ACL_TOKEN)?;
     let of_environment = || std::env::var(TOKEN_VARIABLE).ok();
     Ok(ConsulOptions {
         token: token.or_else(of_environment).filter(|it| !it.is_empty()),

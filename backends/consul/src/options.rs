@@ -41,7 +41,7 @@ impl ConsulOptions {
 
     /// The ACL token. Default: none.
     #[must_use]
-    pub fn token(mut self, token: impl Into<String>) -> Self {
+    pub fn acl_token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
         self
     }
@@ -67,11 +67,11 @@ impl ConsulOptions {
         let invalid = |text| Err(Error::new(ErrorKind::InvalidValue, text));
         self.remote.check()?;
         if self.remote.user.is_some() || self.remote.password.is_some() {
-            return invalid("Consul knows no user and password; give an ACL token as `token`");
+            return invalid("Consul knows no user and password; give an ACL token as `acl_token`");
         }
         let is_header = |it: &String| it.bytes().all(|byte| byte.is_ascii_graphic());
         if !self.token.iter().all(is_header) {
-            return invalid("`token` has a character that no ACL token has");
+            return invalid("`acl_token` has a character that no ACL token has");
         }
         let is_name = |it: &String| {
             let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');

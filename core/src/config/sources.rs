@@ -7,7 +7,7 @@ use super::{Config, given_twice, in_variable};
 use crate::error::{Error, ErrorKind};
 
 /// Variables with the prefix `LOCKKEEPER_` that are not settings: the command's config file, and
-/// what `lockkeeper run` passes to its child.
+/// what `lockkeeper run` passes to its child. No key of a store has such a name.
 const NOT_SETTINGS: [&str; 6] = [
     "config",
     "name",

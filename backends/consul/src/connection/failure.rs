@@ -23,7 +23,7 @@ pub(super) fn check(server: &Server, reply: HttpReply) -> Result<HttpReply, Fail
     Err(match reply.status {
         _ if has("ACL not found") => Failure::Refused(error(
             ErrorKind::PermissionDenied,
-            "Consul does not know the ACL token; check `token`",
+            "Consul does not know the ACL token; check `acl_token`",
         )),
         _ if is_denied => Failure::Refused(error(
             ErrorKind::PermissionDenied,

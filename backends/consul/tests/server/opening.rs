@@ -46,7 +46,7 @@ pub(crate) fn tokens_need_rights(kind: ConsulKind) {
             .map(|it| format!("{it} {{ policy = \"write\" }}\n"))
             .collect();
         let name = format!("policy-{}", rules.len());
-        options(&server).token(token(&server, &name, &rules))
+        options(&server).acl_token(token(&server, &name, &rules))
     };
     let (keys, session, node) = (
         r#"key_prefix "lockkeeper/""#,
@@ -54,10 +54,10 @@ pub(crate) fn tokens_need_rights(kind: ConsulKind) {
         r#"node "lockkeeper""#,
     );
     let without = options(&server);
-    let unknown = options(&server).token("4a1ba35f-6e5c-4a3b-b4b0-000000000000");
+    let unknown = options(&server).acl_token("4a1ba35f-6e5c-4a3b-b4b0-000000000000");
     let cases = [
         (without, "give it policy"),
-        (unknown, "check `token`"),
+        (unknown, "check `acl_token`"),
         (of(&[keys]), "session \"lockkeeper\""),
         (of(&[session]), "node \"lockkeeper\""),
         (of(&[session, node]), "key_prefix \"lockkeeper/\""),
