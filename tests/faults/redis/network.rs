@@ -17,6 +17,7 @@ pub(super) const CASES: &[Case] = cases![
     grant_without_a_reply_is_released,
     cancelled_wait_ends_without_a_connection,
     dead_waiter_beside_pattern_subscriber,
+    writer_that_could_not_leave_keeps_no_reader_out,
     listener_stays_connected_in_silence,
 ];
 
@@ -207,6 +208,29 @@ fn dead_waiter_beside_pattern_subscriber(kind: RedisKind) {
             > token
     );
     drop((holder, monitor));
+    server.assert_clean();
+}
+
+/// Its process lives on.
+fn writer_that_could_not_leave_keeps_no_reader_out(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let [holder, other] = ["ttl=10m"; 2].map(|keys| open(&server.url(), keys));
+    let writer = open(&server.url_via(proxy.addr()), "ttl=10m");
+    let reading = holder.lock_shared("a").unwrap();
+    cancel_after(&writer, "a", AcquireOptions::new(), || {
+        until("it waits", || server.queue_length("a") == 1);
+        proxy.set(Fault::Dark);
+    });
+    proxy.cut();
+    proxy.set(Fault::Pass);
+    until("it listens again", || listening(&server) == 2);
+    assert_eq!(server.queue_length("a"), 1);
+    until("others read", || {
+        other.try_lock_shared("a").unwrap().is_some()
+    });
+    assert!(reading.is_held());
+    drop((reading, holder, other, writer));
     server.assert_clean();
 }
 

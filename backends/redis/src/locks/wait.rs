@@ -113,8 +113,8 @@ impl Locks {
                     return Err(Failure::Unanswered(senseless()));
                 }
                 Err(failure) => {
-                    // If the server does not reply, no request to remove the waiter is sent. The
-                    // waiter expires by itself. A cancel has closed the connection of a server that may reply.
+                    // If the server does not reply, no request to remove the waiter is sent. It is removed when it
+                    // is the first and keeps others out. A cancel has closed the connection of a server that may reply.
                     let replies = matches!(failure, Failure::Refused(_));
                     entry.is_queued &= replies || request.is_cancelled();
                     return Err(failure);
@@ -178,8 +178,8 @@ fn attempt(
     call.answer()
 }
 
-/// Removes a waiter from the queue of a name. If that fails, the waiter is removed when it is the first. The caller
-/// of an acquisition waits for this.
+/// Removes a waiter from the queue of a name. If that fails, the waiter is removed when it is the first and keeps others
+/// out. The caller of an acquisition waits for this.
 pub(super) fn leave(node: &Node, key: &str, waiter: &str) {
     // It is shorter than the tenth of a second within which a cancel returns.
     let until = node.clock.now() + LAST_ATTEMPT / 2;

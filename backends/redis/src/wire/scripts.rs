@@ -105,8 +105,9 @@ local function first_waiter()
     call('ZREM', key, first)
   end
 end
--- Wakes the first waiter if there is something for it, and reserves the name for it.
-local function wake(first, channel)
+-- Wakes the first waiter if there is something for it, and reserves the name for it. One that keeps others out is only
+-- woken: if it does not wait any more, its process takes it out of the queue.
+local function wake(first, channel, keeps_out)
   if not channel then return end
   local fit, other = fits(match(first, '[^.]*$'))
   if fit or other then
@@ -117,8 +118,8 @@ local function wake(first, channel)
     else
       call('ZADD', key, ms + {RESERVED_MS}, reserved)
     end
-    call('PUBLISH', channel, first .. ' ' .. key)
   end
+  if fit or other or keeps_out then call('PUBLISH', channel, first .. ' ' .. key) end
 end
 "
     )
@@ -299,7 +300,7 @@ elseif me then
   keep_for(0)
   before = call('ZRANK', key, me)
 end
-wake(first, channel)
+wake(first, channel, fit)
 return {{'busy', left(), before}}
 ",
         state_of_name = state_of_name()
