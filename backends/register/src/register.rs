@@ -16,7 +16,7 @@ use crate::sessions::Sessions;
 use crate::store::{Call, RegisterStore};
 
 /// A first waiter that could be granted for this long, by the clock of the process that sees it, is dead or stopped. A
-/// waiter looks more often than that.
+/// waiter with few others ahead looks more often than that.
 pub(crate) const GRACE: Duration = Duration::from_millis(750);
 /// The longest time that the end of a provider takes.
 const CLOSING: Duration = Duration::from_millis(250);
