@@ -1,4 +1,4 @@
-//! The owner of a request in forked processes, which share everything that was cached before.
+//! Forked processes, which share everything that was there before: the owner of a request, and a guard.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, Error, ErrorKind, Grant, LockKeeper, Operation, Owner,
-    StoreInfo,
+    ReleaseDispatch, Released, StoreInfo,
 };
 
 /// Records the owner of the last request, and grants nothing.
@@ -50,6 +50,58 @@ impl Backend for Recorder {
     }
 }
 
+/// Grants every name, and tells of each release.
+#[derive(Debug)]
+struct Teller(UnixStream);
+
+impl StoreInfo for Teller {
+    fn backend(&self) -> &'static str {
+        "teller"
+    }
+
+    fn location(&self) -> String {
+        "teller:".to_owned()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+    }
+}
+
+impl Backend for Teller {
+    type Lease = ();
+
+    fn batch(&self, batch: &mut [Operation<'_, ()>]) {
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
+                Operation::Release(it) => it.answer = Some(self.release()),
+                Operation::Renew(_) => unreachable!("the lease lasts"),
+            }
+        }
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<()>>, Error> {
+        Ok(Some(Grant {
+            lease: (),
+            epoch: 1,
+            asked_at: request.started(),
+            slot: 0,
+        }))
+    }
+
+    fn send_release(&self, (): &mut ()) -> ReleaseDispatch {
+        ReleaseDispatch::Answered(self.release())
+    }
+}
+
+impl Teller {
+    fn release(&self) -> Result<Released, Error> {
+        (&self.0).write_all(b"r").unwrap();
+        Ok(Released::Done)
+    }
+}
+
 /// The owner of the first request of a new keeper.
 fn owner() -> Owner {
     let recorder = Arc::new(Recorder::default());
@@ -61,9 +113,9 @@ fn owner() -> Owner {
     owner.expect("the keeper asked")
 }
 
-/// The pid and the nonce of a request that a forked child makes.
-fn owner_of_a_fork() -> (u32, u64) {
-    let (mut here, mut there) = UnixStream::pair().unwrap();
+/// Returns the id of a forked child, and the end of what `work` writes to.
+fn forked(work: impl FnOnce(UnixStream)) -> (i32, UnixStream) {
+    let (here, there) = UnixStream::pair().unwrap();
     // SAFETY: only this thread continues in the child. The child uses memory, which the C library
     // keeps usable over a fork, and a thread and a socket of its own. It ends without the exit
     // handlers that the parent registered.
@@ -74,9 +126,7 @@ fn owner_of_a_fork() -> (u32, u64) {
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "no process can be started");
     if pid == 0 {
-        let owner = owner();
-        let _ = there.write_all(&owner.nonce.to_ne_bytes());
-        let _ = there.write_all(&owner.pid.to_ne_bytes());
+        work(there);
         #[allow(
             unsafe_code,
             reason = "a forked child must not run the parent's exit handlers"
@@ -86,7 +136,16 @@ fn owner_of_a_fork() -> (u32, u64) {
             libc::_exit(0)
         };
     }
-    drop(there);
+    (pid, here)
+}
+
+/// The pid and the nonce of a request that a forked child makes.
+fn owner_of_a_fork() -> (u32, u64) {
+    let (pid, mut here) = forked(|mut there| {
+        let owner = owner();
+        let _ = there.write_all(&owner.nonce.to_ne_bytes());
+        let _ = there.write_all(&owner.pid.to_ne_bytes());
+    });
     let (mut nonce, mut own) = ([0; 8], [0; 4]);
     here.read_exact(&mut nonce).unwrap();
     here.read_exact(&mut own).unwrap();
@@ -101,4 +160,24 @@ fn forked_siblings_have_different_owners() {
     let nonces: HashSet<u64> = siblings.iter().map(|(_, nonce)| *nonce).collect();
     assert_eq!(nonces.len(), 2, "two siblings have one nonce: {siblings:?}");
     assert!(!nonces.contains(&parent.nonce));
+}
+
+#[test]
+fn guard_that_a_forked_child_drops_stays_with_the_parent() {
+    let (mut told, teller) = UnixStream::pair().unwrap();
+    let keeper = LockKeeper::builder(Arc::new(Teller(teller)) as _)
+        .build()
+        .unwrap();
+    let mut guard = keeper.lock("a").ok();
+    let (_, mut child) = forked(|mut there| {
+        // The parent has another copy.
+        drop(guard.take());
+        let _ = there.write_all(b"d");
+    });
+    child.read_exact(&mut [0]).unwrap();
+    told.set_nonblocking(true).unwrap();
+    assert!(told.read(&mut [0]).is_err(), "the child has released it");
+    told.set_nonblocking(false).unwrap();
+    assert_eq!(guard.unwrap().release().unwrap(), Released::Done);
+    told.read_exact(&mut [0]).unwrap();
 }

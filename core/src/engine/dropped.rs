@@ -2,13 +2,15 @@
 //!
 //! If nothing is under way, the guard's own thread sends it. The store answers at once, or owes the reply, which goes
 //! with the next request of the part: see `travel/queue.rs`. Otherwise the release goes with the next batch. A drop
-//! sends nothing if the guard is lost, if a renewal has the lease, or while the store does not answer.
+//! sends nothing if the guard is lost, if a renewal has the lease, or while the store does not answer. In a forked child it
+//! does nothing: the parent has the lock.
 
 use std::sync::Arc;
 
 use crate::clock::HostInstant;
 use crate::contract::batch::ReleaseDispatch;
 use crate::contract::provider::ErasedLease;
+use crate::process::process_id;
 use crate::sync::run_caught;
 
 use super::Engine;
@@ -23,7 +25,9 @@ use super::travel::sender::{Entry, unanswered};
 impl Engine {
     /// Ends a guard that is dropped.
     pub(crate) fn release_dropped(self: &Arc<Self>, acquired: &Acquired) {
-        self.release_dropped_until(acquired, HostInstant::NEVER);
+        if self.process == process_id() {
+            self.release_dropped_until(acquired, HostInstant::NEVER);
+        }
     }
 
     /// Ends a guard that is dropped. From `end` on, its thread sends nothing.
@@ -47,6 +51,9 @@ impl Engine {
     /// Ends guards of one acquisition that are dropped, in the reverse order of their names: a thread that waits for the
     /// first name goes on to the others, and these are free then. From `end` on, their thread sends nothing.
     pub(crate) fn release_all_dropped(self: &Arc<Self>, all: &[Acquired], end: HostInstant) {
+        if self.process != process_id() {
+            return;
+        }
         if !self.may_travel(all) {
             let all = all.iter().rev();
             return all.for_each(|it| self.release_dropped_until(it, end));
