@@ -239,7 +239,7 @@ impl Config {
         self.with(&keys::FALLBACK, url.to_owned())
     }
 
-    /// Removes a key, which then has its default or is set anew. Operators' tools do without `fallback`, since they ask
+    /// Removes a key if it is set. Then it has its default, or is set anew. Operators' tools do without `fallback`, since they ask
     /// about the first store.
     ///
     /// ```
@@ -253,6 +253,7 @@ impl Config {
     #[must_use]
     pub fn without(mut self, key: &str) -> Self {
         self.values.remove(key);
+        self.variables.remove(key);
         self
     }
 

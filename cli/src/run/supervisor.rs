@@ -184,7 +184,10 @@ impl<'a> Supervisor<'a> {
                 Err(_) | Ok(Event::Continued | Event::Signal(Signal::TSTP)) => {}
                 Ok(event) => self.handle(event),
             }
-            self.check_lock();
+            // A loss that comes later concerns nobody.
+            if !self.command.is_group_gone() {
+                self.check_lock();
+            }
         }
         self.watchdog.dismiss();
     }

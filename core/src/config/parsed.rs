@@ -124,7 +124,7 @@ impl Config {
             }
             other.notifier.clone_from(&self.notifier);
             other.clock = Arc::clone(&self.clock);
-            Ok(other.without(name))
+            Ok(other.without(FALLBACK.spec.name))
         };
         let urls = self.values.get(name).map_or(&[][..], Vec::as_slice);
         urls.iter().map(listed).collect()

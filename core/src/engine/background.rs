@@ -124,9 +124,7 @@ impl Engine {
         let lost = due.lost.into_iter().map(Job::NotifyLost);
         let outages = self.outage_reports.is_due().then_some(Job::NotifyOutages);
         jobs.extend(lost.chain(outages).map(|job| (JobKind::Notify, job)));
-        // If the system started no thread for them, this tries again.
-        self.start_returns(Vec::new());
-        if self.start_work(jobs) {
+        if self.start_returns(Vec::new()) | self.start_work(jobs) {
             next = next.min(now + MAX_QUEUED);
         }
         // Threads of the wait queue rely on the poll to notice a clock that jumped.

@@ -19,6 +19,7 @@ use super::hold::acquired::{ReleaseNews, UnreleasedGuard};
 use super::hold::lease::Unwanted;
 use super::key::Key;
 use super::retry::Retry;
+use super::threads::MAX_QUEUED;
 use super::travel::request::{
     Answer, Attempt, LeaseRequest, RELEASE_LIMIT, Release, Settlement, is_no_answer,
 };
@@ -167,13 +168,15 @@ impl Engine {
             Return::Attempt(part, _) => (*part, false),
             Return::Report(guard, _) => (guard.acquired.hold.part, false),
         };
-        self.start_returns(vec![(kind, (self.lasting_use(), what))]);
+        if self.start_returns(vec![(kind, (self.lasting_use(), what))]) {
+            self.timer.note(self.clock.now() + MAX_QUEUED);
+        }
     }
 
-    /// Each of them may hang.
-    pub(super) fn start_returns(&self, jobs: Vec<(ReturnKind, (LastingUse, Return))>) {
+    /// As [`start_work`](Self::start_work), for jobs that may hang.
+    pub(super) fn start_returns(&self, jobs: Vec<(ReturnKind, (LastingUse, Return))>) -> bool {
         let run = |(used, what): (LastingUse, Return)| used.engine.carry_back(what);
-        self.returns.push(jobs, true, &run);
+        self.returns.push(jobs, true, &run)
     }
 
     /// Gives something back to the store until that has answered.

@@ -1,4 +1,4 @@
-//! The threads of a keeper, which take jobs from one queue.
+//! Threads of a keeper, which take jobs from one queue.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
