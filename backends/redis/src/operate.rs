@@ -6,13 +6,12 @@ mod held;
 mod probe;
 mod sentinels;
 
-use std::time::Duration;
-
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, HostInstant, LockName};
 use redis::{Cmd, FromRedisValue, cmd};
 
 use self::cluster::{merged, slots};
 use self::examine::examine;
+use self::probe::share_of;
 use crate::locks::Locks;
 use crate::topology::Topology;
 use crate::topology::node::Node;
@@ -54,13 +53,11 @@ impl Admin for Locks {
         let primaries = cluster.map.primaries(deadline)?;
         let mut findings = vec![slots(cluster.map.uncovered(), &primaries)];
         let mut of_nodes = Vec::new();
-        let mut count = u32::try_from(primaries.len()).unwrap_or(u32::MAX);
-        for (endpoint, _) in primaries {
-            let now = self.clock.now();
-            let share: Duration = deadline.saturating_since(now) / count.max(1);
-            count = count.saturating_sub(1);
+        let untried = (1..=primaries.len()).rev();
+        for ((endpoint, _), untried) in primaries.into_iter().zip(untried) {
+            let until = share_of(&*self.clock, deadline, untried);
             let node = self.topology.node_at(&endpoint);
-            match node.and_then(|node| examine(self, &node, now + share)) {
+            match node.and_then(|node| examine(self, &node, until)) {
                 Ok(found) => of_nodes.push((endpoint, found)),
                 Err(error) if error.kind() == ErrorKind::Unavailable => {
                     findings.push(Finding::unusable(

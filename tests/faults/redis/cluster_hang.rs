@@ -13,6 +13,7 @@ use crate::common::{Told, cancel_after};
 
 pub(super) const CASES: &[Case] = cases![
     cluster_node_that_hangs_delays_no_other,
+    cluster_opens_beside_a_node_that_hangs,
     cluster_node_that_hangs_stops_no_acquisition_elsewhere,
     cluster_wait_is_cancelled_while_no_node_replies,
 ];
@@ -52,6 +53,16 @@ fn cluster_node_that_hangs_delays_no_other(kind: RedisKind) {
     for guard in others {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
+}
+
+/// The node is the first one that is asked.
+fn cluster_opens_beside_a_node_that_hangs(kind: RedisKind) {
+    let (cluster, _) = start_without_replicas(kind);
+    cluster.server(0).stop().unwrap();
+    drop(open(
+        &cluster.url(),
+        "connect_timeout=6s&response_timeout=6s",
+    ));
 }
 
 /// Forty threads wait for a name each at the node. If that were an outage of the whole store, a lock of another

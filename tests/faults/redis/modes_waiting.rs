@@ -72,7 +72,13 @@ fn waiters_in_order(kind: RedisKind) {
     let readers = [(); 2].map(|()| granted(&provider, Mode::Shared));
     let waiters = ["idle.1.x", "idle.2.s", "idle.3.x"];
     let mut process = queue_idle_waiters(&server, LOCK, &waiters);
+    let mut told = || {
+        let message = process.receive().unwrap();
+        message.items().last().and_then(Reply::text)
+    };
     assert!(try_acquire(&provider, Mode::Shared).is_none());
+    // The process is asked whether the one that keeps the reader out still waits.
+    assert_eq!(told(), Some(format!("{}? {LOCK}", waiters[0])));
     release_all(&provider, readers);
     for (waiter, left) in waiters.into_iter().zip([2, 1, 0]) {
         // Each but the first is woken in place of one that did not come.
@@ -80,9 +86,7 @@ fn waiters_in_order(kind: RedisKind) {
             assert!(try_acquire(&provider, Mode::Shared).is_none());
             waiting_at(&server, LOCK) <= left
         });
-        let message = process.receive().unwrap();
-        let woken = message.items().last().and_then(Reply::text);
-        assert_eq!(woken, Some(format!("{waiter} {LOCK}")));
+        assert_eq!(told(), Some(format!("{waiter} {LOCK}")));
     }
     until("the last one has not come either", || {
         let grant = try_acquire(&provider, Mode::Shared);

@@ -1,6 +1,6 @@
 //! The tries at opening: whether the user may run every command that a lock needs.
 
-use lockkeeper_core::{Error, ErrorKind, HostInstant};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{Failure, senseless};
 use redis::{Value, pipe};
 
@@ -11,20 +11,29 @@ use crate::wire::failure::{accepted, parse, refused_command};
 use crate::wire::script::is_no_script;
 use crate::wire::scripts::PROBE;
 
+/// Returns the end of a node's share of the time, where so many have to share what is left.
+pub(super) fn share_of(clock: &dyn Clock, end: HostInstant, untried: usize) -> HostInstant {
+    let untried = u32::try_from(untried).unwrap_or(u32::MAX).max(1);
+    let now = clock.now();
+    now + end.saturating_since(now) / untried
+}
+
 impl Locks {
     /// Tries every command that a lock needs on each node, within the connect timeout. A node that does not reply is an
     /// error only if none does.
     pub(crate) fn probe(&self) -> Result<(), Error> {
-        let until = self.clock.now() + self.options.remote.connect_timeout;
+        let end = self.clock.now() + self.options.remote.connect_timeout;
         let keys = self.keys.probes();
         let mut failed = None;
         let mut replied = false;
-        for node in self.topology.nodes(until)? {
+        let nodes = self.topology.nodes(end)?;
+        for (node, untried) in nodes.iter().zip((1..=nodes.len()).rev()) {
+            let until = share_of(&*self.clock, end, untried);
             // A primary of so few slots that it has no bucket keeps no lock.
             let Some(key) = keys.iter().find(|key| !node.has_lost(key, until, None)) else {
                 continue;
             };
-            let probed = self.probe_at(&node, key, until);
+            let probed = self.probe_at(node, key, until);
             if node.map.is_some() {
                 // The program may never need it.
                 node.close_idle();

@@ -199,7 +199,7 @@ impl Listener {
     /// Follows the sentinels, if there are any, until the listening has ended.
     fn follow(&self, has_ended: &AtomicBool) {
         if let Some(sentinels) = self.connector.sentinels() {
-            let is_over = || has_ended.load(Ordering::Acquire) || !self.is_used();
+            let is_over = || has_ended.load(Ordering::Acquire);
             sentinels.follow(is_over, || self.verifiers.verify_all());
         }
     }
@@ -286,16 +286,20 @@ impl Listener {
         Some(())
     }
 
-    /// Wakes the waiter of a message, which names it and the lock's key.
+    /// Wakes the waiter of a message, which names it and the lock's key. With a `?` behind the name, it is only removed if
+    /// it has gone.
     fn wake(&self, payload: &str) {
-        let Some((waiter, key)) = payload.split_once(' ') else {
+        let Some((name, key)) = payload.split_once(' ') else {
             return;
         };
+        let waiter = name.trim_end_matches('?');
         let number = waiter.split('.').nth(1);
         let number = number.and_then(|number| number.parse::<u64>().ok());
         if let Some(unparker) = number.and_then(|number| self.waiting.lock().get(&number).cloned())
         {
-            unparker.unpark();
+            if waiter == name {
+                unparker.unpark();
+            }
         } else {
             // The waiter has gone, so the name that is reserved for it goes to the next one.
             (self.leave)(key, waiter);

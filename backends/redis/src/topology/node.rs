@@ -231,12 +231,12 @@ impl Node {
             let result = work(connection, limit.min(remote.response_timeout));
             match &result {
                 Err(Failure::Closed(_)) => self.listener.note_replica(),
-                Ok(_) if std::mem::take(&mut connection.is_new) => {
+                Ok(_) if connection.is_new => {
                     self.listener.note_primary();
                     // The reply may say that the cluster is down.
-                    if let Some((map, doubts)) = trial {
-                        map.trust(&self.endpoint, doubts);
-                    }
+                    let is_suspect =
+                        |(map, doubts): (&Arc<SlotMap>, _)| map.trust(&self.endpoint, doubts);
+                    connection.is_new = trial.is_some_and(is_suspect);
                 }
                 _ => {}
             }

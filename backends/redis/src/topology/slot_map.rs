@@ -40,15 +40,15 @@ struct Known {
     doubts: u64,
     answered: Option<u64>,
     /// The nodes that have failed, and have served no new connection since; the last one at the end. They are asked last, in
-    /// this order.
-    suspects: Vec<Endpoint>,
+    /// this order. Each with the number of the doubt.
+    suspects: Vec<(Endpoint, u64)>,
     /// The number of the node that is asked first. A node that lags behind is not the first one twice.
     first: usize,
 }
 
 impl Known {
     fn rank(&self, node: &Endpoint) -> usize {
-        let at = self.suspects.iter().position(|it| it == node);
+        let at = self.suspects.iter().position(|(it, _)| it == node);
         at.map_or(0, |at| at + 1)
     }
 }
@@ -147,8 +147,9 @@ impl SlotMap {
         let mut known = self.known.lock();
         known.doubts += 1;
         if let Some(suspect) = suspect {
-            known.suspects.retain(|it| it != suspect);
-            known.suspects.push(suspect.clone());
+            known.suspects.retain(|(it, _)| it != suspect);
+            let at = known.doubts;
+            known.suspects.push((suspect.clone(), at));
         }
     }
 
@@ -157,13 +158,12 @@ impl SlotMap {
         self.known.lock().doubts
     }
 
-    /// Notes that a node serves requests, so that it counts as failed no more, unless there was a reason to doubt the map
-    /// since `doubts`.
-    pub(crate) fn trust(&self, node: &Endpoint, doubts: u64) {
+    /// Notes that a node serves requests, so that it counts as failed no more, unless it has failed again since there were
+    /// so many doubts. Returns whether it counts as failed.
+    pub(crate) fn trust(&self, node: &Endpoint, doubts: u64) -> bool {
         let mut known = self.known.lock();
-        if known.doubts == doubts {
-            known.suspects.retain(|it| it != node);
-        }
+        known.suspects.retain(|(it, at)| it != node || *at > doubts);
+        known.rank(node) > 0
     }
 
     /// Notes the owner of a slot, as the former one says.
@@ -321,10 +321,10 @@ mod tests {
         let node = Endpoint::tcp("a", 1);
         let before = map.doubts();
         map.doubt(Some(&node));
-        map.trust(&node, before);
-        assert_ne!(map.rank(&node), 0);
-        map.trust(&node, map.doubts());
-        assert_eq!(map.rank(&node), 0);
+        assert!(map.trust(&node, before));
+        let before = map.doubts();
+        map.doubt(Some(&Endpoint::tcp("b", 1)));
+        assert!(!map.trust(&node, before));
     }
 
     #[test]

@@ -105,8 +105,8 @@ local function first_waiter()
     call('ZREM', key, first)
   end
 end
--- Wakes the first waiter if there is something for it, and reserves the name for it. One that keeps others out is only
--- woken: if it does not wait any more, its process takes it out of the queue.
+-- Wakes the first waiter if there is something for it, and reserves the name for it. If it only keeps others out, asks
+-- its process to take it out of the queue unless it still waits.
 local function wake(first, channel, keeps_out)
   if not channel then return end
   local fit, other = fits(match(first, '[^.]*$'))
@@ -118,8 +118,10 @@ local function wake(first, channel, keeps_out)
     else
       call('ZADD', key, ms + {RESERVED_MS}, reserved)
     end
+    call('PUBLISH', channel, first .. ' ' .. key)
+  elseif keeps_out then
+    call('PUBLISH', channel, first .. '? ' .. key)
   end
-  if fit or other or keeps_out then call('PUBLISH', channel, first .. ' ' .. key) end
 end
 "
     )
