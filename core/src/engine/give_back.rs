@@ -35,9 +35,15 @@ pub(crate) enum Return {
     Report(Box<UnreleasedGuard>, Result<Released, Error>),
 }
 
-/// The kind of what a job gives back: the part of the store, and whether it is a release that was sent. No other request
-/// overtakes that, so it does not wait behind releases that wait for the end of an outage.
-pub(crate) type ReturnKind = (usize, bool);
+/// What a job gives back, and the part of the store. Releases may wait until their ttl is over, and nothing else waits
+/// behind them. No other request overtakes a release that was sent, so it does not wait behind the others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReturnKind {
+    Release(usize),
+    SentRelease(usize),
+    Attempt(usize),
+    Report(usize),
+}
 
 impl Engine {
     /// Releases the lease of a guard that has ended. `lease` is `None` if a renewal has it, or if it was released before.
@@ -164,9 +170,10 @@ impl Engine {
     /// Schedules what goes back on threads of its own.
     pub(super) fn start_return(self: &Arc<Self>, what: Return) {
         let kind = match &what {
-            Return::Lease(_, release) => (release.part, release.is_sent),
-            Return::Attempt(part, _) => (*part, false),
-            Return::Report(guard, _) => (guard.acquired.hold.part, false),
+            Return::Lease(_, release) if release.is_sent => ReturnKind::SentRelease(release.part),
+            Return::Lease(_, release) => ReturnKind::Release(release.part),
+            Return::Attempt(part, _) => ReturnKind::Attempt(*part),
+            Return::Report(guard, _) => ReturnKind::Report(guard.acquired.hold.part),
         };
         if self.start_returns(vec![(kind, (self.lasting_use(), what))]) {
             self.timer.note(self.clock.now() + MAX_QUEUED);
