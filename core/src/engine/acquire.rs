@@ -158,8 +158,11 @@ impl Engine {
                 .limit_to(self.capabilities.attempt_limit()),
         }
         let contended = || {
-            busy_at.set(Some(self.clock.now()));
+            let now = self.clock.now();
+            busy_at.set(Some(now));
             self.answered(part, retry.borrow().asked_at());
+            // What a waiter asks next is asked after this answer.
+            retry.borrow_mut().begin(now);
             self.queue.contended(key);
             report.contended();
         };

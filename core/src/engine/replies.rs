@@ -66,7 +66,13 @@ impl Engine {
                 let asked_at = answered_at.map_or(asked_at, |_| request.now());
                 self.note_failed_attempt(part, asked_at, request.end(), error);
             }
-            news => self.note((part, asked_at), news, Asked::ForName, request.end()),
+            news => {
+                let asked_at = request
+                    .answered_at
+                    .get()
+                    .map_or(asked_at, |at| at.max(asked_at));
+                self.note((part, asked_at), news, Asked::ForName, request.end());
+            }
         }
     }
 

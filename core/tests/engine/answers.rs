@@ -50,6 +50,8 @@ pub(crate) enum Grants {
     },
     /// Busy, and then the waiter has no further answer until the test changes this.
     Waits,
+    /// The same, and the waiter is told that it is busy with each change of the store.
+    Polls,
     /// Busy, and then the waiter is granted the lock this long behind its start.
     GrantedWait(Duration),
     /// Busy, and this long behind the start of the wait there is still no reply to the next request. The waiter may ask

@@ -453,3 +453,23 @@ fn release_without_a_reply_yet_is_no_outage() {
     drop(keeper);
     told.expect_nothing();
 }
+
+#[test]
+fn answer_to_a_waiter_ends_an_outage_that_began_during_its_wait() {
+    let store = ScriptedStore::new();
+    let (keeper, told) = outages_of(&store);
+    store.grants(Grants::Polls);
+    let waiting = spawn_acquire(&keeper, "a", forever());
+    store.wait_for("a", "acquire", 1);
+    store.clock.advance(SECOND);
+    keeper.try_lock("b broken").unwrap_err();
+    told.expect(["scripted: gone: Unavailable"]);
+    for _ in 0..3 {
+        let before = store.count("a", "repeat");
+        store.set(|_| {});
+        store.wait_for("a", "repeat", before + 1);
+    }
+    told.expect(["scripted: back after 0s"]);
+    store.grants(Grants::Work);
+    drop(granted(waiting));
+}

@@ -388,12 +388,17 @@ impl Backend for ScriptedStore {
                 return Err(Error::not_sent("no time"));
             }
             Grants::Panic => panic!("as the test wants"),
-            Grants::Waits => {
+            how @ (Grants::Waits | Grants::Polls) => {
                 drop(state);
                 request.contended();
                 state = self.state();
-                while state.grants == Grants::Waits {
+                while state.grants == how {
                     state = self.wait(state);
+                    if state.grants == Grants::Polls {
+                        drop(state);
+                        request.contended();
+                        state = self.record(&name, "repeat");
+                    }
                 }
             }
             Grants::GrantedWait(span) => {
