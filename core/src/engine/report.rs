@@ -175,9 +175,13 @@ impl Engine {
 
     /// Reports the end of all outages when the keeper ends, since each beginning needs an end.
     pub(super) fn end_outages(&self) {
-        if std::mem::take(&mut lock(&self.outage_reports.0).down) > 0 {
-            self.report_outage_end();
+        let mut state = lock(&self.outage_reports.0);
+        // So many never end, and none is the first: what is still under way reports nothing more.
+        if std::mem::replace(&mut state.down, usize::MAX / 2) > 0 {
+            let lasted = self.clock.now().saturating_since(state.began);
+            state.due.push_back(OutageEvent::Ended(lasted));
         }
+        drop(state);
         self.notify_outages();
     }
 
