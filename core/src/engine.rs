@@ -45,7 +45,6 @@ use crate::error::Error;
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::options::Settings;
-use crate::process::process_id;
 
 use background::{BackgroundUse, LastingUse};
 use close::Closing;
@@ -74,8 +73,6 @@ pub(crate) struct Engine {
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) clock: Arc<dyn Clock>,
-    /// The process that opened the keeper.
-    process: u32,
     notifier: Notifier,
     /// The events of the store that observers receive.
     location: String,
@@ -151,7 +148,6 @@ impl Engine {
             settings,
             timer: Timer::new(Arc::clone(&clock)),
             clock,
-            process: process_id(),
             notifier,
             queue,
             parts: Parts::new(capabilities.parts()),

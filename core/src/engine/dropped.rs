@@ -25,7 +25,7 @@ use super::travel::sender::{Entry, unanswered};
 impl Engine {
     /// Ends a guard that is dropped.
     pub(crate) fn release_dropped(self: &Arc<Self>, acquired: &Acquired) {
-        if self.process == process_id() {
+        if acquired.hold.process == process_id() {
             self.release_dropped_until(acquired, HostInstant::NEVER);
         }
     }
@@ -51,7 +51,7 @@ impl Engine {
     /// Ends guards of one acquisition that are dropped, in the reverse order of their names: a thread that waits for the
     /// first name goes on to the others, and these are free then. From `end` on, their thread sends nothing.
     pub(crate) fn release_all_dropped(self: &Arc<Self>, all: &[Acquired], end: HostInstant) {
-        if self.process != process_id() {
+        if all.iter().any(|it| it.hold.process != process_id()) {
             return;
         }
         if !self.may_travel(all) {

@@ -18,6 +18,7 @@ use crate::engine::timer::MAX_SLEEP;
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::options::{LeasePolicy, LeaseTerms, Settings};
+use crate::process::process_id;
 use crate::sync::{lock, wait};
 use crate::token::FencingToken;
 
@@ -38,6 +39,8 @@ pub(crate) struct Hold {
     pub(crate) slot: u32,
     /// The part of the store that granted the lease.
     pub(crate) part: usize,
+    /// The process that was granted the lease.
+    pub(crate) process: u32,
     pub(crate) policy: LeasePolicy,
     margin: Duration,
     /// Whether another process may resume the lease, so that it is handed over to no other guard.
@@ -90,6 +93,7 @@ impl Hold {
             mode: terms.mode,
             slot: grant.slot,
             part: grant.lease.part,
+            process: process_id(),
             policy,
             margin,
             is_resumed: false,
