@@ -184,8 +184,8 @@ impl<'a> Supervisor<'a> {
                 Err(_) | Ok(Event::Continued | Event::Signal(Signal::TSTP)) => {}
                 Ok(event) => self.handle(event),
             }
-            // A loss that comes later concerns nobody.
-            if !self.command.is_group_gone() {
+            // A loss that comes after the end of the group concerns nobody.
+            if self.is_ending() || !self.command.is_group_gone() {
                 self.check_lock();
             }
         }

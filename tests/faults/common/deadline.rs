@@ -47,8 +47,8 @@ const BOUND: Duration = Duration::from_millis(100);
 /// On a busy machine, each may be as late as [`Lateness`] says.
 const THREADS: u32 = 5;
 
-/// The time in which a store frees what was not released: the ttl of the leases, and what a busy server needs. A lease that
-/// somebody renews lasts longer.
+/// The time in which a store frees what was not released: the ttl of the leases, and what a busy server needs, which is more
+/// than the second of rule 3. A lease that somebody renews lasts longer.
 const FREED: Duration = Duration::from_secs(10);
 
 /// What the server does.
