@@ -45,6 +45,8 @@ impl Acquisition<'_, '_> {
         match result {
             Ok(None) | Err(_) if is_cancelled => Err(engine.cancelled()),
             Ok(None) => {
+                // The answer was noted where it came: this is no other one.
+                self.retry.borrow_mut().begin(request.started());
                 request.contended();
                 Ok(None)
             }

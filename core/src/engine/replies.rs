@@ -67,10 +67,10 @@ impl Engine {
                 self.note_failed_attempt(part, asked_at, request.end(), error);
             }
             news => {
-                let asked_at = request
-                    .answered_at
-                    .get()
-                    .map_or(asked_at, |at| at.max(asked_at));
+                // A grant was asked for after the last busy answer. `Ok(None)` is that answer, and was noted.
+                let answered_at = request.answered_at.get();
+                let answered_at = answered_at.filter(|_| !matches!(answer, Ok(None)));
+                let asked_at = answered_at.map_or(asked_at, |at| at.max(asked_at));
                 self.note((part, asked_at), news, Asked::ForName, request.end());
             }
         }
