@@ -185,9 +185,13 @@ impl<'a> Supervisor<'a> {
                 Ok(event) => self.handle(event),
             }
             // A loss that comes after the end of the group concerns nobody.
-            if self.is_ending() || !self.command.is_group_gone() {
+            if !self.command.is_group_gone() {
                 self.check_lock();
             }
+        }
+        // The watchdog may have seen one before that.
+        if self.is_ending() {
+            self.check_lock();
         }
         self.watchdog.dismiss();
     }
