@@ -99,7 +99,8 @@ const MOST_OF_KIND: usize = 4;
 /// The most threads for the jobs of one kind and part, where the store has several parts. So parts that hang leave
 /// threads for the others.
 const MOST_OF_KIND_OF_SEVERAL: usize = 2;
-/// The same for what goes back, which waits for the end of an outage.
+/// The most threads that give back to one part, where the store has several parts. A release keeps its thread until the
+/// outage of its part ends.
 const MOST_RETURNS_OF_SEVERAL: usize = 1;
 
 /// What a worker does.

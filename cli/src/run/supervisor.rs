@@ -184,7 +184,7 @@ impl<'a> Supervisor<'a> {
                 Err(_) | Ok(Event::Continued | Event::Signal(Signal::TSTP)) => {}
                 Ok(event) => self.handle(event),
             }
-            // A loss that comes after the end of the group concerns nobody.
+            // Once the group has ended, a loss of the lock ends no process.
             if !self.command.is_group_gone() {
                 self.check_lock();
             }

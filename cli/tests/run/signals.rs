@@ -111,7 +111,7 @@ fn second_signal_ends_a_release_that_hangs(rig: &Rig) {
     end_by_second_signal(rig, run);
 }
 
-/// Signals a program whose store hangs.
+/// Sends TERM until a second one ends `run`, while the store does not answer the release.
 pub(crate) fn end_by_second_signal(rig: &Rig, mut run: Running) {
     rig.until("the second one ends it", || {
         // The time between two signals: `timeout` sends two at once, which count as one.

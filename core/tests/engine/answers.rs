@@ -50,7 +50,7 @@ pub(crate) enum Grants {
     },
     /// Busy, and then the waiter has no further answer until the test changes this.
     Waits,
-    /// The same, and the waiter is told that it is busy with each change of the store.
+    /// Busy, and with each change of the store the waiter is told again that the name is busy, until the test changes this.
     Polls,
     /// Busy, and then the waiter is granted the lock this long behind its start.
     GrantedWait(Duration),

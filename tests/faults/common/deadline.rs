@@ -48,7 +48,7 @@ const BOUND: Duration = Duration::from_millis(100);
 const THREADS: u32 = 5;
 
 /// The time in which a store frees what was not released: the ttl of the leases, and what a busy server needs, which is more
-/// than the second of rule 3. A lease that somebody renews lasts longer.
+/// than the one second of rule 3. A lease that a keeper still renews is there after this time.
 const FREED: Duration = Duration::from_secs(10);
 
 /// What the server does.
