@@ -198,11 +198,11 @@ impl Hold {
     }
 
     /// Returns for how long a renewal of the keeper asks at `now`: a lease that is not prolonged ends
-    /// when it would have ended.
-    pub(crate) fn renewal_ttl(&self, now: HostInstant) -> Duration {
+    /// when it would have ended. `until` is its deadline as it was when the renewal took it: the guard may have ended since.
+    pub(crate) fn renewal_ttl(&self, now: HostInstant, until: HostInstant) -> Duration {
         match self.is_prolonged(now) {
             true => self.policy.ttl(),
-            false => (self.until() + self.margin).saturating_since(now),
+            false => (until + self.margin).saturating_since(now),
         }
     }
 

@@ -37,7 +37,7 @@ impl Engine {
         let taken: Vec<_> = holds.iter().filter_map(take).collect();
         let asked_at = clock.now();
         let requests = taken.into_iter().map(|(hold, (lease, deadline))| {
-            let ttl = hold.renewal_ttl(asked_at);
+            let ttl = hold.renewal_ttl(asked_at, deadline);
             let request = LeaseRequest::renew(lease, ttl, deadline);
             ((hold, ttl), Request::Lease(request))
         });
