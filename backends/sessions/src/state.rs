@@ -132,6 +132,8 @@ impl<N: Clone + Eq + Hash + 'static> State<N> {
             && !self.expired.contains(name)
             && (released.take_if(|it| *it == name).is_some() || !self.names.contains_key(name));
         if takes_name {
+            // An insert keeps the key of an equal name, which may be of another mode, and the sweeper releases by the key.
+            self.names.remove(name);
             self.names.insert(name.clone(), UNCLAIMED);
         }
         takes_name
@@ -206,6 +208,8 @@ impl<N: Clone + Eq + Hash + 'static> State<N> {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::Hasher;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -240,6 +244,40 @@ mod tests {
         assert!(!state.is_over(), "closing it would free the other name");
         assert!(state.has_unclaimed(&"b", now));
         assert!(!state.has_unclaimed(&"a", now));
+    }
+
+    /// A name that equals that of the other mode.
+    #[derive(Clone, Debug)]
+    struct InMode(&'static str, bool);
+
+    impl PartialEq for InMode {
+        fn eq(&self, other: &Self) -> bool {
+            self.0 == other.0
+        }
+    }
+
+    impl Eq for InMode {}
+
+    impl Hash for InMode {
+        fn hash<H: Hasher>(&self, hasher: &mut H) {
+            self.0.hash(hasher);
+        }
+    }
+
+    #[test]
+    fn lease_behind_a_release_expires_in_its_own_mode() {
+        let now = HostInstant::default();
+        let [shared, exclusive] = [true, false].map(|is_shared| InMode("a", is_shared));
+        let mut state = State::new([shared.clone()]);
+        assert!(state.enter_behind(&mut Some(&shared), &exclusive));
+        let (granted, until) = (Some((7, now)), now + SECOND);
+        state.set(&exclusive, Entry { granted, until });
+        let (expired, _) = state.take_expired(until);
+        let modes: Vec<_> = expired
+            .iter()
+            .map(|InMode(_, is_shared)| *is_shared)
+            .collect();
+        assert_eq!(modes, [false]);
     }
 
     #[test]

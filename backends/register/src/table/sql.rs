@@ -105,6 +105,11 @@ impl<D: Dialect> TableSql<D> {
         format!("ends {gt} {}", D::NOW)
     }
 
+    /// By the `sql_mode` of a MySQL server, a NOT without parentheses may be that of the column.
+    fn has_ended() -> String {
+        format!("NOT {}", Self::is_alive())
+    }
+
     /// Keeps a session that has not ended.
     pub(super) fn keep(&self, row: &str, ttl: Duration) -> String {
         let (table, ends, alive) = (&self.table, self.dialect.after(ttl), Self::is_alive());
@@ -139,7 +144,7 @@ impl<D: Dialect> TableSql<D> {
 
     /// Deletes a session that has ended.
     pub(super) fn expire(&self, row: &str) -> String {
-        format!("{} AND NOT {}", self.end(row), Self::is_alive())
+        format!("{} AND {}", self.end(row), Self::has_ended())
     }
 
     /// Deletes a session.
@@ -150,9 +155,9 @@ impl<D: Dialect> TableSql<D> {
     /// Selects some of the namespace's sessions that have ended. No other kind of name comes after those of sessions.
     pub(super) fn expired(&self) -> String {
         let ([eq, gt], first) = (D::OPERATORS, self.dialect.bytes(b"session/"));
-        let (namespace, alive) = (&self.namespace, Self::is_alive());
+        let (namespace, ended) = (&self.namespace, Self::has_ended());
         self.select_where(&format!(
-            "namespace {eq} {namespace} AND name {gt} {first} AND NOT {alive} LIMIT 100"
+            "namespace {eq} {namespace} AND name {gt} {first} AND {ended} LIMIT 100"
         ))
     }
 
