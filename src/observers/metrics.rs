@@ -133,8 +133,9 @@ impl MetricsObserver {
         let store = keeper.location();
         let pending = keeper.pending_releases();
         gauge!("lockkeeper_pending_releases", "store" => store.clone()).set(pending as f64);
+        // Before the count is read: of two calls, the later one must not read the smaller count.
+        let mut counted = locked(&self.commands);
         if let Some(usage) = keeper.usage() {
-            let mut counted = locked(&self.commands);
             let before = counted.insert(store.clone(), usage.commands).unwrap_or(0);
             // A keeper that was opened anew counts from 0.
             let more = usage.commands.checked_sub(before).unwrap_or(usage.commands);
