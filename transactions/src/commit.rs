@@ -32,7 +32,7 @@ pub trait CommitIn {
     ///
     /// # Errors
     /// [`CommitError`] says why the transaction was rolled back, or that the database did not reply to the commit.
-    /// If a guard is lost already, the error is [`CommitError::Lock`]. If the connection has an open transaction,
+    /// If a guard is lost already, or there is none, the error is [`CommitError::Lock`]. If the connection has an open transaction,
     /// the error is [`CommitError::Database`], and nothing of that transaction is committed. In both cases `work`
     /// does not run.
     fn commit_in<Kind, C: Transactional<Kind>, T, E>(
@@ -40,6 +40,10 @@ pub trait CommitIn {
         connection: &mut C,
         work: impl for<'c> FnOnce(&mut C::Transaction<'c>) -> Result<T, E>,
     ) -> Result<T, CommitError<E, C::Error>> {
+        if self.guards().next().is_none() {
+            let text = "no guard was given; commit under at least one";
+            return Err(CommitError::Lock(Error::new(ErrorKind::InvalidName, text)));
+        }
         let ensure_held = || self.guards().try_for_each(LockGuard::ensure_held);
         ensure_held().map_err(CommitError::Lock)?;
         connection.transaction_of(|transaction| {

@@ -38,7 +38,7 @@
 //!
 //! Pass what a pool returns as `&mut *pooled`. For another driver, implement [`Transactional`].
 //!
-//! None of these features adds a C library. Of Diesel, only the types are used.
+//! Of these features, only `rusqlite` adds a C library, the bundled SQLite. Of Diesel, only the types are used.
 //!
 //! # How the lock is proved
 //! If the lock is on the same MySQL, MariaDB or PostgreSQL server as the transaction, the transaction's last

@@ -163,7 +163,11 @@ impl TextConnection {
         let call = || replies(conn, text);
         match self.limits.call(wire, limit, server, call)? {
             Ok(replies) => Ok(Some(replies)),
-            Err(mysql::Error::MySqlError(said)) if said.code == DEADLOCK => Ok(None),
+            Err(mysql::Error::MySqlError(said))
+                if matches!(said.code, CHANGED_SINCE | DEADLOCK) =>
+            {
+                Ok(None)
+            }
             Err(mysql::Error::MySqlError(said)) if explain(&said).is_some() => {
                 let (kind, advice) = explain(&said).unwrap_or((ErrorKind::Incompatible, ""));
                 let error = Error::new(kind, advice).with_source(refused(&said));
@@ -174,6 +178,9 @@ impl TextConnection {
     }
 }
 
+/// The server undid the whole transaction, since another one has changed a row after its snapshot. Only MariaDB with
+/// `innodb_snapshot_isolation` does, its default since 11.6.2.
+const CHANGED_SINCE: u16 = 1020;
 /// The server undid the whole transaction.
 const DEADLOCK: u16 = 1213;
 
@@ -273,8 +280,9 @@ impl Dialect for MySqlSql {
         }
     }
 
-    /// A read with a lock sees what is committed, whatever the snapshot of the transaction. Other databases skip the
-    /// comments, and their error names the table that they look for.
+    /// A read with a lock sees what is committed, whatever the snapshot of the transaction, or is refused because that was
+    /// written after the snapshot ([`CHANGED_SINCE`]). Other databases skip the comments, and their error names the table that
+    /// they look for.
     fn proof(&self, table: &str, row: &str, mark: &[u8]) -> Proof {
         let mark = self.bytes(mark);
         let sql = format!(

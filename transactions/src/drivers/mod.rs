@@ -13,9 +13,10 @@ mod rusqlite;
 use crate::connection::OpenTransaction;
 
 /// The errors after which MySQL or MariaDB may have rolled a transaction back: lock wait timeout, deadlock (also of
-/// Galera), conflict of Group Replication.
+/// Galera), conflict of Group Replication, and a row that another transaction has changed since the snapshot (MariaDB with
+/// `innodb_snapshot_isolation`, the default since 11.6.2: <https://mariadb.com/docs/server/reference/error-codes/>).
 #[cfg(any(feature = "diesel", feature = "mysql"))]
-const ROLLED_BACK: [i64; 3] = [1205, 1213, 3101];
+const ROLLED_BACK: [i64; 4] = [1020, 1205, 1213, 3101];
 
 /// Returns the error of MySQL or MariaDB if the work has ended the transaction, as `COMMIT` and `CREATE TABLE` do.
 /// A savepoint shows it, since there is one only in a transaction.

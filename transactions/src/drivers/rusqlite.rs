@@ -1,6 +1,6 @@
 //! Connections of rusqlite.
 
-use rusqlite::{Connection, Error, Transaction, TransactionBehavior};
+use rusqlite::{Connection, DropBehavior, Error, Transaction, TransactionBehavior};
 
 use crate::connection::{Database, OpenTransaction, Transactional};
 use crate::error::CommitError;
@@ -14,19 +14,27 @@ impl Transactional for Connection {
         work: impl for<'c> FnOnce(&mut Transaction<'c>) -> Result<T, CommitError<E, Error>>,
     ) -> Result<T, CommitError<E, Error>> {
         let begun = self.transaction_with_behavior(TransactionBehavior::Immediate);
-        let mut transaction = begun.map_err(CommitError::Database)?;
-        let result = work(&mut transaction);
-        if transaction.is_autocommit() {
+        let mut transaction = Open(begun.map_err(CommitError::Database)?);
+        let result = work(&mut transaction.0);
+        let commit = || transaction.0.execute_batch("COMMIT");
+        if transaction.0.is_autocommit() {
             // The error of this statement shows that the work ended the transaction, by a commit or a
             // rollback.
-            let ended = transaction.execute_batch("COMMIT");
-            ended.map_err(CommitError::Unknown)?;
+            commit().map_err(CommitError::Unknown)?;
         }
-        // Dropping the transaction rolls it back.
         let value = result?;
         // SQLite is no server: a commit that fails has not happened.
-        transaction.commit().map_err(CommitError::Database)?;
+        commit().map_err(CommitError::Database)?;
         Ok(value)
+    }
+}
+
+/// A transaction that is rolled back when it is dropped, whatever its work has set.
+struct Open<'c>(Transaction<'c>);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.set_drop_behavior(DropBehavior::Rollback);
     }
 }
 

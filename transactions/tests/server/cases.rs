@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use lockkeeper::transactions::{CommitError, CommitIn, OpenTransaction as _};
-use lockkeeper::{ErrorKind, LockKeeper, LockName};
+use lockkeeper::{ErrorKind, LockGuard, LockKeeper, LockName};
 use lockkeeper_testkit::{Fault, Proxy, with_timeouts};
 
 use crate::application::{Application, Proved, sell, take_away};
@@ -16,8 +16,14 @@ const REPLY_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) type Case<A> = (&'static str, fn(&str, &mut A));
 
 /// Returns the cases of every driver.
-pub(crate) fn all<Kind, A: Application<Kind>>() -> [Case<A>; 9] {
+pub(crate) fn all<Kind, A: Application<Kind>>() -> [Case<A>; 10] {
     [
+        ("no_guard_is_refused", |_, application| {
+            let none: [&LockGuard; 0] = [];
+            let ended = sell(&none, application, || {});
+            assert!(matches!(ended, Err(CommitError::Lock(_))), "{ended:?}");
+            assert_eq!(application.sold(), 0);
+        }),
         ("held_lock_is_proved", |url, application| {
             commit(url, application, A::PROVED);
         }),

@@ -55,6 +55,7 @@ const CASES: &[Case<MySqlKind>] = cases![
     pooled_connection_proves_the_lock,
     lock_on_another_server_is_renewed,
     deadlock_is_rolled_back,
+    row_that_was_changed_since_is_rolled_back,
     commit_in_the_work_is_unknown_after_a_deadlock,
     commit_without_a_reply_is_unknown,
 ];
@@ -115,6 +116,30 @@ fn deadlock_is_rolled_back(kind: MySqlKind) {
         panic!("{ended:?}");
     };
     assert_eq!(error.code, DEADLOCK);
+}
+
+/// MariaDB ends the transaction, as after a deadlock. MySQL changes the row.
+fn row_that_was_changed_since_is_rolled_back(kind: MySqlKind) {
+    let server = start(kind);
+    let [mut first, mut second] = [(); 2].map(|()| connect(&server.url()));
+    first.query_drop("INSERT INTO sold VALUES (1)").unwrap();
+    // The default of MariaDB since 11.6.2.
+    let as_new = "SET /*M! innodb_snapshot_isolation = ON, */ @ready = 1";
+    first.query_drop(as_new).unwrap();
+    let keeper = cases::open(&server.url());
+    let guard = keeper.lock("seat:42").unwrap();
+    let ended = guard.commit_in(&mut first, |transaction| {
+        transaction.query_drop("SELECT * FROM sold")?;
+        second.query_drop("UPDATE sold SET id = 2")?;
+        transaction.query_drop("UPDATE sold SET id = 3")
+    });
+    match (kind, ended) {
+        (MySqlKind::MariaDb10, Err(CommitError::Work(Error::MySqlError(error)))) => {
+            assert_eq!(error.code, 1020);
+        }
+        (MySqlKind::MySql9, Ok(())) => {}
+        (_, ended) => panic!("{ended:?}"),
+    }
 }
 
 /// The error of an earlier work is no reason for the end of this transaction.

@@ -49,6 +49,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         loss_while_another_name_is_proved_is_rolled_back,
         transaction_begins_as_a_writer,
         refused_commit_is_rolled_back,
+        work_that_sets_a_commit_as_drop_behaviour_is_rolled_back,
     ];
     cases::all::<(), _>()
         .into_iter()
@@ -102,6 +103,23 @@ fn loss_while_another_name_is_proved_is_rolled_back(url: &str, data: &mut Connec
     let keeper = lockkeeper::open_config(&config.observer(observer)).unwrap();
     let guards = keeper.lock_all(["seat:42", "seat:43"]).unwrap();
     let ended = sell(&guards, data, || {});
+    assert!(matches!(ended, Err(CommitError::Lock(_))), "{ended:?}");
+    assert_eq!(data.sold(), 0);
+}
+
+/// So `rusqlite` would commit a transaction that is dropped.
+fn work_that_sets_a_commit_as_drop_behaviour_is_rolled_back(url: &str, data: &mut Connection) {
+    use lockkeeper::transactions::CommitIn as _;
+    use rusqlite::DropBehavior;
+
+    let [keeper, operator] = [(); 2].map(|()| lockkeeper::open(url).unwrap());
+    let guard = keeper.lock("seat:42").unwrap();
+    let ended = guard.commit_in(data, |transaction| {
+        transaction.execute_batch(Connection::SELL)?;
+        transaction.set_drop_behavior(DropBehavior::Commit);
+        take_away(&operator, guard.name());
+        Ok::<_, rusqlite::Error>(())
+    });
     assert!(matches!(ended, Err(CommitError::Lock(_))), "{ended:?}");
     assert_eq!(data.sold(), 0);
 }

@@ -158,7 +158,7 @@ fn proof_is_late<Kind, A: Application<Kind>>(url: &str, level: &str, application
     });
     match ended {
         Err(CommitError::Work(0)) => {}
-        // PostgreSQL: the entry was written after the snapshot.
+        // PostgreSQL and MariaDB: the entry was written after the snapshot.
         Err(CommitError::Database(_)) if level != "READ COMMITTED" => {}
         other => panic!("{other:?}"),
     }
