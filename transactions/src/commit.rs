@@ -32,9 +32,9 @@ pub trait CommitIn {
     ///
     /// # Errors
     /// [`CommitError`] says why the transaction was rolled back, or that the database did not reply to the commit.
-    /// If a guard is lost already, or there is none, the error is [`CommitError::Lock`]. If the connection has an open transaction,
-    /// the error is [`CommitError::Database`], and nothing of that transaction is committed. In both cases `work`
-    /// does not run.
+    /// If a guard is lost already, or there is none, the error is [`CommitError::Lock`]. If the connection has an open
+    /// transaction, the error is [`CommitError::Database`], and nothing of that transaction is committed. In these cases
+    /// `work` does not run.
     fn commit_in<Kind, C: Transactional<Kind>, T, E>(
         &self,
         connection: &mut C,

@@ -19,6 +19,9 @@ pub(crate) fn start(kind: MySqlKind) -> Shared<MySqlServer> {
 
 pub(crate) fn connect(url: &str) -> Conn {
     let mut connection = Conn::new(Opts::from_url(url).unwrap()).unwrap();
+    // The default of MariaDB since 11.6.2. MySQL does not have it.
+    let as_new = "SET /*M! innodb_snapshot_isolation = ON, */ @ready = 1";
+    connection.query_drop(as_new).unwrap();
     connection.query_drop("DROP TABLE IF EXISTS sold").unwrap();
     connection
         .query_drop("CREATE TABLE sold (id BIGINT PRIMARY KEY AUTO_INCREMENT)")
@@ -123,9 +126,6 @@ fn row_that_was_changed_since_is_rolled_back(kind: MySqlKind) {
     let server = start(kind);
     let [mut first, mut second] = [(); 2].map(|()| connect(&server.url()));
     first.query_drop("INSERT INTO sold VALUES (1)").unwrap();
-    // The default of MariaDB since 11.6.2.
-    let as_new = "SET /*M! innodb_snapshot_isolation = ON, */ @ready = 1";
-    first.query_drop(as_new).unwrap();
     let keeper = cases::open(&server.url());
     let guard = keeper.lock("seat:42").unwrap();
     let ended = guard.commit_in(&mut first, |transaction| {

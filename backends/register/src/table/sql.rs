@@ -107,7 +107,7 @@ impl<D: Dialect> TableSql<D> {
 
     /// By the `sql_mode` of a MySQL server, a NOT without parentheses may be that of the column.
     fn has_ended() -> String {
-        format!("NOT {}", Self::is_alive())
+        format!("NOT ({})", Self::is_alive())
     }
 
     /// Keeps a session that has not ended.
