@@ -19,9 +19,6 @@ pub(crate) fn start(kind: MySqlKind) -> Shared<MySqlServer> {
 
 pub(crate) fn connect(url: &str) -> Conn {
     let mut connection = Conn::new(Opts::from_url(url).unwrap()).unwrap();
-    // The default of MariaDB since 11.6.2. MySQL does not have it.
-    let as_new = "SET /*M! innodb_snapshot_isolation = ON, */ @ready = 1";
-    connection.query_drop(as_new).unwrap();
     connection.query_drop("DROP TABLE IF EXISTS sold").unwrap();
     connection
         .query_drop("CREATE TABLE sold (id BIGINT PRIMARY KEY AUTO_INCREMENT)")

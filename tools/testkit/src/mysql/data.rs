@@ -73,7 +73,7 @@ fn with_data<'a>(command: &'a mut Command, kind: MySqlKind, data: &Path) -> &'a 
         .args(quick(kind))
 }
 
-/// Returns arguments that make a server small and quick, and change nothing that a client sees.
+/// Returns arguments that make a server small and quick, and change nothing that a client of a new one sees.
 pub(super) fn quick(kind: MySqlKind) -> Vec<&'static str> {
     let mut args = vec![
         "--skip-log-bin",
@@ -88,6 +88,8 @@ pub(super) fn quick(kind: MySqlKind) -> Vec<&'static str> {
             "--innodb-temp-data-file-path=ibtmp1:3M:autoextend",
             "--aria-pagecache-buffer-size=1M",
             "--key-buffer-size=1M",
+            // The default since 11.6.2. MySQL does not have it.
+            "--loose-innodb-snapshot-isolation=ON",
         ],
         MySqlKind::MySql9 => &[
             "--innodb-redo-log-capacity=8M",
