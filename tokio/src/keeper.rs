@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, AsLockName, CancelToken, Error, LockGuard, LockKeeper, LockName,
+    AcquireOptions, AsLockName, CancelToken, Error, LockGuard, LockKeeper, LockName, RunLocked,
 };
 
 use crate::blocking;
@@ -59,7 +59,7 @@ impl AsyncKeeper {
         options: &AcquireOptions,
     ) -> Result<AsyncGuard, Error> {
         let call = |keeper: &LockKeeper, name, options: &_| {
-            Ok(AsyncGuard::new(keeper, keeper.lock_with(name, options)?))
+            Ok(AsyncGuard::new(keeper.lock_with(name, options)?))
         };
         self.blocking(&name, options, call).await
     }
@@ -84,12 +84,13 @@ impl AsyncKeeper {
     ) -> Result<Option<AsyncGuard>, Error> {
         let call = |keeper: &LockKeeper, name, options: &_| {
             let guard = keeper.acquire(name, options)?;
-            Ok(guard.map(|guard| AsyncGuard::new(keeper, guard)))
+            Ok(guard.map(AsyncGuard::new))
         };
         self.blocking(&name, options, call).await
     }
 
-    /// Acquires the lock, and runs blocking work under it on the same thread. Then it releases the lock.
+    /// Acquires the lock, and runs blocking work under it on the same thread. Then it releases the lock. The result has
+    /// the value of `work`, whatever the release found.
     ///
     /// If the future is dropped, a wait ends at once. Work that has begun goes on to its end. A panic of the work goes
     /// on in the caller.
@@ -100,10 +101,12 @@ impl AsyncKeeper {
         &self,
         name: impl AsLockName,
         work: impl FnOnce(&LockGuard) -> T + Send + 'static,
-    ) -> Result<T, Error> {
+    ) -> Result<RunLocked<T>, Error> {
         let call = |keeper: &LockKeeper, name, options: &_| {
             let guard = keeper.lock_with(name, options)?;
-            Ok(work(&guard))
+            let value = work(&guard);
+            let released = guard.release();
+            Ok(RunLocked { value, released })
         };
         self.blocking(&name, &AcquireOptions::new(), call).await
     }

@@ -1,4 +1,4 @@
-//! The async keeper and its guard, on the stores whose drops differ: in the process, and in a SQLite file.
+//! The async keeper and its guard, in the process and in a SQLite file.
 
 #![allow(
     clippy::unwrap_used,
@@ -163,21 +163,20 @@ async fn loss_is_a_future() {
     }
 }
 
-/// Returns whether the drop of a guard in a task releases it on the task's own thread.
-async fn drops_on_own_thread(url: &str) -> bool {
-    let (keeper, mut events) = open(url);
-    drop(keeper.lock("a").await.unwrap());
-    match events.recv().await {
-        Some(Event::Released(thread)) => thread == thread::current().id(),
-        other => panic!("{other:?}"),
-    }
-}
-
+/// Whoever writes to the file holds its lock until the runtime's only thread goes on.
 #[tokio::test]
-async fn only_a_drop_that_may_wait_goes_to_another_thread() {
-    let (_folder, file) = file();
-    assert!(drops_on_own_thread("memory:").await);
-    assert!(!drops_on_own_thread(&file).await);
+async fn drop_beside_another_writer_waits_for_no_end_of_it() {
+    let (folder, file) = file();
+    let (keeper, mut events) = open(&file);
+    let guard = keeper.lock("a").await.unwrap();
+    let writer = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    drop(guard);
+    writer.execute_batch("ROLLBACK").unwrap();
+    let released = timeout(LIMIT, events.recv()).await.unwrap();
+    let own = Event::Released(thread::current().id());
+    assert!(matches!(released, Some(Event::Released(_))) && released != Some(own));
+    assert!(keeper.lock("a").await.is_ok());
 }
 
 #[test]
@@ -195,9 +194,10 @@ fn guard_is_released_outside_of_a_runtime() {
 }
 
 #[tokio::test]
-async fn with_lock_locks_for_one_closure_and_passes_its_panic_on() {
+async fn closure_is_locked_and_its_loss_and_panic_are_told() {
     let keeper = open("memory:").0;
-    let token = keeper.run_locked("a", LockGuard::token).await.unwrap();
+    let token = keeper.run_locked("a", LockGuard::token).await;
+    let token = token.unwrap().held().unwrap();
     let guard: AsyncGuard = keeper.lock("a").await.unwrap();
     assert!(guard.token() > token);
     drop(guard);
@@ -209,6 +209,11 @@ async fn with_lock_locks_for_one_closure_and_passes_its_panic_on() {
     let panic = task.await.unwrap_err().into_panic();
     assert_eq!(panic.downcast_ref(), Some(&"no seat"));
     assert!(keeper.try_lock("a").await.unwrap().is_some());
+    let taken_away = keeper.clone();
+    let work = keeper
+        .run_locked("b", move |_| take_away(&taken_away))
+        .await;
+    assert_eq!(work.unwrap().held().unwrap_err().kind(), ErrorKind::Lost);
     let refused = keeper.run_locked("", |_| ()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidName);
 }

@@ -11,7 +11,7 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::post;
-use lockkeeper::ErrorKind;
+use lockkeeper::{ErrorKind, RunLocked};
 use lockkeeper_tokio::AsyncKeeper;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -60,7 +60,7 @@ async fn book(State(shop): State<Shop>, Path(seat): Path<u32>) -> StatusCode {
         seller.record_sale(seat);
         Ok(StatusCode::CREATED)
     });
-    let booked = booked.await.flatten();
+    let booked = booked.await.and_then(RunLocked::held).flatten();
     booked.unwrap_or_else(|error| refused(&error))
 }
 
@@ -124,7 +124,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     assert!(ended.is_err(), "the lock is held");
     drop(held);
     // A wait that goes on would be served first.
-    shop.keeper.run_locked("seat:44", |_lock| ()).await?;
+    let done = shop.keeper.run_locked("seat:44", |_lock| ());
+    done.await?.held()?;
     assert!(!has_run.load(Ordering::Relaxed), "the wait has gone on");
     println!("/seats/44: the wait of a request that was dropped has ended");
     Ok(())

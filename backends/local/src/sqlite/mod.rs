@@ -34,11 +34,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(doc)]
-use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, Grant,
-    HostInstant, Key, KeySpec, LeaseId, LeaseVerifier, LockProvider, OpenContext, Operation,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
+    Grant, HostInstant, Key, KeySpec, LeaseId, LeaseVerifier, LockProvider, OpenContext, Operation,
     ReleaseDispatch, StoreInfo, StoreUrl, SystemClock, Takes, Usage,
 };
 
@@ -59,8 +57,8 @@ const BACKEND: &str = "sqlite";
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SqliteDriver;
 
-/// The longest that a drop waits for another process that writes.
-const DROP_LIMIT: Duration = Duration::from_millis(80);
+/// The longest that a drop waits for another process that writes: some ten of its writes.
+const DROP_LIMIT: Duration = Duration::from_millis(2);
 
 impl SqliteDriver {
     /// Whether a missing file is created.
@@ -236,11 +234,15 @@ impl Backend for SqliteProvider {
         batch::batch(&self.store, batch);
     }
 
-    /// Releases the lease at once: that takes microseconds, and a switch to another thread would take longer.
+    /// Releases the lease at once: that takes microseconds, and a switch to another thread would take longer. While
+    /// another process writes, a thread of the keeper does it.
     fn send_release(&self, lease: &mut SqliteLease) -> ReleaseDispatch {
         let clock = &*self.store.clock;
-        let retry = BusyRetry::new(clock, clock.now() + DROP_LIMIT);
-        ReleaseDispatch::Answered(self.store.release(lease, &retry).map_err(unknown))
+        let retry = BusyRetry::until(clock, clock.now() + DROP_LIMIT);
+        match self.store.release(lease, &retry) {
+            Err(error) if error.kind() == ErrorKind::Unavailable => ReleaseDispatch::NotSent,
+            released => ReleaseDispatch::Answered(released.map_err(unknown)),
+        }
     }
 
     fn detach(
