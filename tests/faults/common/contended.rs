@@ -84,7 +84,7 @@ pub(super) fn lost(counts: &Counts) -> u64 {
 }
 
 /// Ends the threads also when the test panics.
-pub(super) struct SetOnDrop<'a>(pub(super) &'a AtomicBool);
+pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {

@@ -1,17 +1,20 @@
 //! The order in which waiters of different modes are granted a name, and who wakes whom.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use lockkeeper::backend::{AcquireRequest, Backend};
 use lockkeeper::backends::redis::RedisProvider;
 use lockkeeper::clock::SystemClock;
 use lockkeeper::{AcquireOptions, Error, ErrorKind, LockGuard, LockKeeper, Mode, Released};
-use lockkeeper_testkit::{RedisClient, RedisKind, RedisServer, Reply, until};
+use lockkeeper_testkit::{Fault, Proxy, RedisClient, RedisKind, RedisServer, Reply, until};
 
 use super::Case;
 use super::operations::{Lease, TTL, names, open_with_scripts, release_all};
 use super::store::{keys_left, open, start, waiting_at};
 use crate::common::Keepers as _;
+use crate::common::contended::SetOnDrop;
 
 pub(super) const CASES: &[Case] = &[
     ("waiters_in_order", waiters_in_order),
@@ -23,9 +26,15 @@ pub(super) const CASES: &[Case] = &[
         granted_together(kind, PERMITS, permit, [permit; 3]);
     }),
     ("waiter_meets_another_limit", waiter_meets_another_limit),
+    (
+        "waiter_far_away_is_granted_beside_others",
+        waiter_far_away_is_granted_beside_others,
+    ),
 ];
 
 const LOCK: &str = "lockkeeper:{default:a}";
+/// The delay of replies to a waiter far away.
+const FAR: Duration = Duration::from_millis(200);
 const PERMITS: &str = "lockkeeper:{default:a}:permits";
 
 fn try_acquire(provider: &RedisProvider, mode: Mode) -> Option<Lease> {
@@ -158,4 +167,26 @@ fn waiter_meets_another_limit(kind: RedisKind) {
     let (guard, _keeper) = held.pop().unwrap();
     release(guard);
     assert_eq!(keys_left(&server), Vec::<String>::new());
+}
+
+/// Others ask sooner than the message that wakes it reaches it, and each of them holds the name for longer than that.
+fn waiter_far_away_is_granted_beside_others(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let far = open(&server.url_via(proxy.addr()), "wait=60s");
+    let near = [(); 2].map(|()| open(&server.url(), "wait=60s"));
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for keeper in &near {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    let _guard = keeper.lock("a").unwrap();
+                    thread::sleep(2 * FAR);
+                }
+            });
+        }
+        let _end = SetOnDrop(&ended);
+        proxy.set(Fault::DelayReplies(FAR));
+        assert!(far.lock("a").is_ok());
+    });
 }

@@ -25,7 +25,7 @@ use std::sync::LazyLock;
 use crate::wire::script::Script;
 
 /// The time that a name is reserved for a woken waiter, in milliseconds.
-const RESERVED_MS: u64 = 100;
+const RESERVED_MS: u64 = 500;
 /// The time that a sorted set outlives its last change, in milliseconds. Waiters make an attempt every second.
 const QUEUE_MS: u64 = 10_000;
 /// The score of a waiter that must be the first one. For other waiters, the server's time in microseconds is
