@@ -51,7 +51,7 @@ use offset_admin::OffsetAdmin;
 /// ```
 ///
 /// A keeper's threads start with the first lock, and end with the last clone and guard. One thread watches
-/// deadlines. Another one calls the store, and up to fifteen more join while store calls hang. Guards outlive their
+/// deadlines. Another one calls the store, and up to thirty more join while store calls hang. Guards outlive their
 /// keeper. Dropping the last clone waits for
 /// releases of dropped guards, for 2 s at most. Dropping the last clone or guard closes the store. It waits for a
 /// store call that is under way, for 100 ms at most.

@@ -170,9 +170,7 @@ impl Due {
     fn gather(&mut self, engine: &Engine, now: HostInstant, ahead: Duration) -> u64 {
         engine.queue.scan((now + ahead).as_nanos(), |hold| {
             if hold.state(now) == HoldState::Lost {
-                if hold.must_notify_loss() {
-                    self.lost.push(Arc::clone(hold));
-                }
+                self.lost.push(Arc::clone(hold));
                 return u64::MAX;
             }
             if hold.take_due_renewal(now, ahead.min(hold.policy.ttl() / 12)) {

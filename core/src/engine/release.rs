@@ -191,9 +191,7 @@ impl Engine {
         // Other guards of a lost lease may still live, and this one reports the loss.
         if hold.mode == Mode::Shared && hold.state(now) == HoldState::Lost {
             self.queue.detach(hold.key(), hold);
-            if hold.must_notify_loss() {
-                self.notify_lost(hold);
-            }
+            self.notify_lost(hold);
         }
         let finished = self.queue.finish(hold.key(), hold, acquired.number);
         let held = acquired.reported_at.map(|at| now.saturating_since(at));
@@ -245,7 +243,7 @@ impl Engine {
     /// after the name was passed on: it may lock this very name.
     pub(super) fn run_callbacks(&self, hold: &Arc<Hold>, ending: Ending, callbacks: Callbacks) {
         forget(callbacks);
-        if !ending.in_time && hold.must_notify_loss() {
+        if !ending.in_time {
             self.notify_lost(hold);
         }
     }

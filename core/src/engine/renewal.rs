@@ -15,8 +15,12 @@ use super::travel::request::{Answer, LeaseRequest, Request, Settlement};
 use super::travel::sender::{Reply, unanswered};
 
 impl Engine {
-    /// Reports a loss to the observer and runs the callbacks of the guards that had the hold.
+    /// Reports a loss to the observer and runs the callbacks of the guards that had the hold, unless another thread
+    /// has begun to. The one that ends a guard does it if no thread of the keeper has.
     pub(super) fn notify_lost(&self, hold: &Arc<Hold>) {
+        if !hold.must_notify_loss() {
+            return;
+        }
         let lock = self.observed_hold(hold);
         for number in hold.guards() {
             self.notifier.notify(|o| o.lost(&lock, hold.token(number)));
