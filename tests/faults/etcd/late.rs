@@ -226,7 +226,8 @@ fn key_on_another_lease_is_moved_again(kind: EtcdKind) {
 
 /// Another waiter keeps the lease alive to which its key was bound.
 fn waiter_that_fails_on_its_turn_leaves_no_key(kind: EtcdKind) {
-    let rig = Rig::start(kind);
+    // The refusals end the wait after the response timeout. A short wait could be over before its turn.
+    let rig = Rig::with(kind, "ttl=10m&response_timeout=5s&outage=fail");
     let rival = Keepers::open(&*rig.server, "ttl=10m&wait=20s");
     let (held, other) = (rival.lock("a").unwrap(), rival.lock("b").unwrap());
     thread::scope(|scope| {
@@ -238,7 +239,7 @@ fn waiter_that_fails_on_its_turn_leaves_no_key(kind: EtcdKind) {
             relay.paused = Some((&WAITS, Arc::clone(&enters)));
             relay.refused = Some(ON_TURN);
         }
-        let failing = scope.spawn(|| rig.keeper.try_lock_for("a", Duration::from_secs(2)));
+        let failing = scope.spawn(|| rig.keeper.try_lock_for("a", WAIT_LIMIT));
         enters.wait();
         // So its turn has come when it has entered the queue.
         held.release().unwrap();
