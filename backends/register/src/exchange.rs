@@ -39,7 +39,9 @@ impl Register {
         let (mut is_first, mut conflicts) = (true, 0);
         while answers.iter().any(Option::is_none) {
             let is_cancelled = call.cancel.is_some_and(CancelToken::is_cancelled);
-            let ended = match is_cancelled || self.now() >= call.deadline {
+            // The engine asks again for a name whose entry is locked. The others do not wait for it.
+            let holds_up = conflicts > LOCKED_AFTER && answers.iter().any(Option::is_some);
+            let ended = match is_cancelled || holds_up || self.now() >= call.deadline {
                 true => Err(no_end(conflicts)),
                 false => Round::carry_out(
                     self,
@@ -155,5 +157,40 @@ fn no_end(conflicts: u32) -> Error {
         _ => Error::name_unavailable(
             "other programs changed the lock's entry each time before this one could, or a transaction has locked it; try again",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crossbeam_utils::sync::Parker;
+    use lockkeeper_core::{HostInstant, SystemClock};
+
+    use super::*;
+    use crate::map_store::{Faults, Map, MapStore};
+
+    /// The call has time until the lock ends. A removal that waited for that would succeed.
+    #[test]
+    fn locked_entry_does_not_hold_up_the_others() {
+        let map = Arc::new(Map::new(false, Faults::default()));
+        let (unparker, store) = (Parker::new().unparker().clone(), MapStore::new(&map, "n"));
+        let register = Register::new(Arc::new(store), Arc::new(SystemClock), unparker);
+        let call = Call {
+            deadline: HostInstant::NEVER,
+            cancel: None,
+        };
+        let keys = ["lock/a", "lock/b"].map(Key::read);
+        map.set(|faults| faults.locks = Some(("lock/b", 50)));
+        let mut tasks = keys.each_ref().map(|key| Task {
+            key,
+            owner: "1-1",
+            verb: Verb::remove(None, true),
+        });
+        let answers = register.carry_out(&mut tasks, &mut Others::new(), call);
+        let [Some(Ok(Answered::Removed(_))), Some(Err(locked))] = &answers[..] else {
+            panic!("one is answered, and the other is locked: {answers:?}");
+        };
+        assert!(locked.is_of_name(), "{locked}");
     }
 }

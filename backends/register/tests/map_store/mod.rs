@@ -48,6 +48,8 @@ pub struct Faults {
     pub loses_one_in: u32,
     /// Writes are carried out, and their replies lost.
     pub loses_replies: bool,
+    /// An entry that another transaction has locked, and how many writes of it are refused until that ends.
+    pub locks: Option<(&'static str, u32)>,
 }
 
 impl Map {
@@ -103,7 +105,7 @@ impl State {
         let is_met = version(&write.key) == write.seen
             && write.session.is_none_or(|session| self.lives(&session))
             && also.is_none_or(|(key, seen)| version(key) == Some(*seen));
-        if !is_met {
+        if !is_met || self.is_locked(&write.key.1) {
             return None;
         }
         self.last += 1;
@@ -113,6 +115,12 @@ impl State {
             None => self.entries.remove(&write.key),
         };
         Some(version)
+    }
+
+    fn is_locked(&mut self, key: &Key) -> bool {
+        let locks = self.faults.locks.as_mut();
+        let left = locks.filter(|(locked, left)| *locked == key.as_str() && *left > 0);
+        left.map(|(_, left)| *left -= 1).is_some()
     }
 
     fn lives(&self, session: &str) -> bool {
