@@ -42,26 +42,23 @@ fn free_name_takes_three_requests_and_a_known_one_two() {
     assert_eq!(renewals.min(), Some(1));
 }
 
-#[test]
-fn waiter_checks_the_holder_and_the_first_waiter_alone() {
-    let map = Arc::new(Map::new(false, Faults::default()));
-    let store = MapStore::new(&map, "requests");
+/// Writes the entry of the lock `a` with these holders and so many waiters, which never look at it. Their sessions live.
+fn write_waiters(store: &MapStore, holders: usize, waiters: usize) {
     let ttl = Duration::from_secs(600);
     let call = Call {
         deadline: SystemClock.now() + ttl,
         cancel: None,
     };
     let session = || store.open_session(ttl, call).unwrap();
-    let waiters = (0..20).map(|at| format!(r#"{{"o":"w-{at}","m":"x","s":"{}"}}"#, session()));
-    let waiters: Vec<_> = waiters.collect();
-    let lease = format!(
-        r#"{{"o":"h-1","e":1,"m":"x","s":"{}","h":"","i":1,"a":1}}"#,
-        session()
-    );
-    let text = format!(
-        r#"{{"v":1,"k":"lock/a","e":1,"l":[{lease}],"q":[{}]}}"#,
-        waiters.join(",")
-    );
+    let lease = |_| {
+        let session = session();
+        format!(r#"{{"o":"h-1","e":1,"m":"x","s":"{session}","h":"","i":1,"a":1}}"#)
+    };
+    let waiter = |at| format!(r#"{{"o":"w-{at}","m":"x","s":"{}"}}"#, session());
+    let leases: Vec<_> = (0..holders).map(lease).collect();
+    let waiters: Vec<_> = (0..waiters).map(waiter).collect();
+    let (leases, waiters) = (leases.join(","), waiters.join(","));
+    let text = format!(r#"{{"v":1,"k":"lock/a","e":1,"l":[{leases}],"q":[{waiters}]}}"#);
     let write = Write {
         key: &Key::of(&LockName::new("a").unwrap(), Mode::Exclusive),
         seen: None,
@@ -70,9 +67,30 @@ fn waiter_checks_the_holder_and_the_first_waiter_alone() {
         value: Some(&text),
     };
     store.write(&[write], call).unwrap();
+}
+
+#[test]
+fn waiter_checks_the_holder_and_the_first_waiter_alone() {
+    let map = Arc::new(Map::new(false, Faults::default()));
+    let store = MapStore::new(&map, "requests");
+    write_waiters(&store, 1, 20);
     let provider = RegisterProvider::new(store, Arc::new(SystemClock)).unwrap();
     let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
     let wait = Duration::from_millis(300);
     assert!(keeper.try_lock_for("a", wait).unwrap().is_none());
     assert_eq!(map.most_checked(), 2);
+}
+
+/// An attempt that does not wait has no session for a place in the queue.
+#[test]
+fn attempts_without_a_wait_skip_dead_waiters() {
+    let map = Arc::new(Map::new(false, Faults::default()));
+    let store = MapStore::new(&map, "requests");
+    write_waiters(&store, 0, 2);
+    let provider = RegisterProvider::new(store, Arc::new(SystemClock)).unwrap();
+    let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
+    let end = SystemClock.now() + Duration::from_secs(60);
+    while keeper.try_lock("a").unwrap().is_none() {
+        assert!(SystemClock.now() < end, "{:?}", map.held());
+    }
 }

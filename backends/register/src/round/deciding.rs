@@ -178,7 +178,8 @@ impl Round<'_> {
         }
         change.next = Some(next);
         change.session = match then {
-            Then::Waits { .. } => Some(attempt.place.clone()),
+            // Without a place in the queue, it has only removed others.
+            Then::Waits { .. } => (attempt.kind == Kind::Queues).then(|| attempt.place.clone()),
             _ => Some(session.id),
         };
         change.then.push((index, then));
