@@ -18,7 +18,7 @@ use crate::task::{Answered, Answers, LOCKED_AFTER, Others, RoundEnd, Task, Verb,
 use crate::wait::pause;
 
 /// The longest pause after a write that found another version.
-const MAX_PAUSE: Duration = Duration::from_millis(16);
+pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(16);
 
 /// How long a place in a queue lives if its process is dead. Until then it holds back who could be granted the name beside
 /// the present holders.
@@ -165,32 +165,51 @@ mod tests {
     use std::sync::Arc;
 
     use crossbeam_utils::sync::Parker;
-    use lockkeeper_core::{HostInstant, SystemClock};
+    use lockkeeper_core::{ErrorKind, HostInstant, SystemClock};
 
     use super::*;
+    use crate::entry::Contents;
     use crate::map_store::{Faults, Map, MapStore};
 
     /// The call has time until the lock ends. A removal that waited for that would succeed.
     #[test]
-    fn locked_entry_does_not_hold_up_the_others() {
-        let map = Arc::new(Map::new(false, Faults::default()));
+    fn locked_entry_and_refused_ttl_concern_their_own_tasks() {
+        let ttl = Duration::from_secs(600);
+        let faults = Faults {
+            locks: Some(("lock/b", 50)),
+            refuses_ttl: Some(ttl),
+            ..Faults::default()
+        };
+        let map = Arc::new(Map::new(false, faults));
         let (unparker, store) = (Parker::new().unparker().clone(), MapStore::new(&map, "n"));
         let register = Register::new(Arc::new(store), Arc::new(SystemClock), unparker);
         let call = Call {
             deadline: HostInstant::NEVER,
             cancel: None,
         };
-        let keys = ["lock/a", "lock/b"].map(Key::read);
-        map.set(|faults| faults.locks = Some(("lock/b", 50)));
+        let keys = ["lock/a", "lock/b", "lock/c"].map(Key::read);
         let mut tasks = keys.each_ref().map(|key| Task {
             key,
             owner: "1-1",
             verb: Verb::remove(None, true),
         });
+        let [_, _, refused] = &mut tasks;
+        refused.verb = Verb::Attempt {
+            attempt: Attempt {
+                key: refused.key,
+                lease: Contents::alone(refused.key, "1-1", 0).leases.remove(0),
+                kind: Kind::Tries,
+                place: String::new(),
+                least_epoch: 0,
+            },
+            ttl,
+            place_ttl: ttl,
+        };
         let answers = register.carry_out(&mut tasks, &mut Others::new(), call);
-        let [Some(Ok(Answered::Removed(_))), Some(Err(locked))] = &answers[..] else {
-            panic!("one is answered, and the other is locked: {answers:?}");
+        let [Some(Ok(_)), Some(Err(locked)), Some(Err(refused))] = &answers[..] else {
+            panic!("only the first is carried out: {answers:?}");
         };
         assert!(locked.is_of_name(), "{locked}");
+        assert_eq!(refused.kind(), ErrorKind::InvalidTtl, "{refused}");
     }
 }

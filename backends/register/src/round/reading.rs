@@ -34,9 +34,16 @@ impl Round<'_> {
             check: self.checked.clone(),
             floor: false,
         };
-        let open = tasks.iter().zip(&*answers).filter(|it| it.1.is_none());
-        for (task, _) in open {
-            let known = self.prepare(task, &mut beside)?;
+        let open = tasks.iter().zip(answers.iter_mut());
+        for (task, answer) in open.filter(|it| it.1.is_none()) {
+            let known = match self.prepare(task, &mut beside) {
+                // The store opens no session for this ttl. Others may have another one, or renew.
+                Err(error) if !error.is_retryable() => {
+                    *answer = Some(Err(error));
+                    continue;
+                }
+                known => known?,
+            };
             match changes.entry(task.key) {
                 btree_map::Entry::Vacant(vacant) => {
                     vacant.insert(known.map_or_else(Change::default, Change::known));

@@ -50,6 +50,8 @@ pub struct Faults {
     pub loses_replies: bool,
     /// An entry that another transaction has locked, and how many writes of it are refused until that ends.
     pub locks: Option<(&'static str, u32)>,
+    /// Sessions of this ttl are not opened.
+    pub refuses_ttl: Option<Duration>,
 }
 
 impl Map {
@@ -234,6 +236,9 @@ impl RegisterStore for MapStore {
 
     fn open_session(&self, ttl: Duration, _: Call<'_>) -> Result<SessionId, Error> {
         let mut state = self.reach()?;
+        if state.faults.refuses_ttl == Some(ttl) {
+            return Err(Error::new(ErrorKind::InvalidTtl, "too long"));
+        }
         state.last += 1;
         let id = state.last.to_string();
         state.sessions.insert(id.clone(), SystemClock.now() + ttl);
