@@ -13,10 +13,12 @@ use std::time::Duration;
 use lockkeeper_core::{Error, epochs_in};
 
 use crate::entry::Contents;
+use crate::exchange::MAX_PAUSE;
 use crate::free_names::KEPT;
 use crate::key::Key;
 use crate::register::Register;
 use crate::store::{Call, Read, SessionId, Version, Write};
+use crate::wait::pause;
 
 impl Register {
     /// Removes the entries of the names that this provider has released, and that have been free for this long.
@@ -80,7 +82,10 @@ impl Register {
         let Some(largest) = entries.iter().map(|it| it.2).max() else {
             return Ok(());
         };
-        while !self.raise_floor(largest, call)? {}
+        while !self.raise_floor(largest, call)? {
+            // A transaction may have locked the floor. The store ends the last read at the deadline.
+            pause(MAX_PAUSE.mul_f64(fastrand::f64()), call.cancel);
+        }
         while !entries.is_empty() {
             let rest = entries.len().saturating_sub(self.batch());
             let removes = entries.iter().skip(rest);
