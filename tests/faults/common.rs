@@ -22,6 +22,8 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[cfg(any(feature = "consul", feature = "zookeeper"))]
+use lockkeeper::clock::{Clock as _, SystemClock};
 use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, LockKeeper, Released};
 use lockkeeper_testkit::{Proxy, Shared, StoreKind, TestServer, suite, until, with_timeouts};
 
@@ -226,6 +228,22 @@ pub(crate) fn threads_run() -> bool {
         .flatten()
         .filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
     names.any(|name| name.starts_with("lockkeeper"))
+}
+
+/// Checks that the entries of these names are refused for the names alone, and that an operator is told of them.
+#[cfg(any(feature = "consul", feature = "zookeeper"))]
+pub(crate) fn assert_unreadable(keeper: &LockKeeper, names: &[&str]) {
+    for name in names {
+        let error = keeper.try_lock(*name).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    let (admin, deadline) = (keeper.admin().unwrap(), SystemClock.now() + WAIT_LIMIT);
+    assert_eq!(admin.held(None, deadline).unwrap().len(), 0);
+    let found = admin.examine(deadline).unwrap();
+    let expected = format!("{} entries cannot be read", names.len());
+    let mut found = found.iter().map(|it| it.what.as_str());
+    assert!(found.any(|it| it.starts_with(&expected)));
 }
 
 /// Waits until no client is connected to the proxy.

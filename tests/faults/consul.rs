@@ -7,19 +7,20 @@ use lockkeeper_testkit::{
 };
 
 use crate::common::cluster::{KEYS, assert_replaced, end, kill, member_fails, open, stop};
-use crate::common::{WAIT_LIMIT, Witness, opened};
+use crate::common::{WAIT_LIMIT, Witness, assert_unreadable, opened};
 
 /// The holder's lease does not outlive what happens.
 const SHORT: &str = "ttl=6s&response_timeout=1s&connect_timeout=1s&wait=25s";
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases: [suite::Case<ConsulKind>; 6] = [
+    let cases: [suite::Case<ConsulKind>; 7] = [
         ("leader_killed", |kind| member_fails(&start(kind), 0, kill)),
         ("leader_stopped", |kind| member_fails(&start(kind), 0, stop)),
         ("leader_ended", |kind| member_fails(&start(kind), 0, end)),
         ("stopped_leader_resumes", stopped_leader_resumes),
         ("session_destroyed", session_destroyed),
         ("token_withdrawn", token_withdrawn),
+        ("bytes_in_an_entry", bytes_in_an_entry),
     ];
     suite::trials(cases)
 }
@@ -91,4 +92,14 @@ fn token_withdrawn(kind: ConsulKind) {
     assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     let error = holder.try_lock("b").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+}
+
+/// The value that another program has written is the byte 255.
+fn bytes_in_an_entry(kind: ConsulKind) {
+    let server = ConsulServer::start(kind, &ConsulOptions::new()).unwrap();
+    let keeper = opened(&format!("{}?{KEYS}", server.url()));
+    let txn =
+        r#"[{ "KV": { "Verb": "set", "Key": "lockkeeper/default/lock/a.", "Value": "/w==" } }]"#;
+    server.call("PUT", "/v1/txn", None, txn).unwrap();
+    assert_unreadable(&keeper, &["a"]);
 }

@@ -158,16 +158,15 @@ impl ZooKeeperStore {
     }
 }
 
-/// Reads an entry, if it exists. Another program may write there what is none.
+/// Reads an entry, if it exists. What only another program can have written makes an empty entry, which is refused for its
+/// name alone.
 fn entry(reply: &Reply) -> Result<Option<Entry>, Error> {
     let Some((value, stat)) = reply.data()? else {
         return Ok(None);
     };
     let (nonce, value) = value.split_at_checked(NONCE).unwrap_or_default();
-    let nonce = u64::from_str_radix(nonce, 16).map_err(|error| {
-        let text = "an entry below the URL's path is not lockkeeper's; delete it, or use another `namespace`";
-        Error::new(ErrorKind::Incompatible, text).with_source(error)
-    })?;
+    let nonce = u64::from_str_radix(nonce, 16).ok();
+    let (nonce, value) = nonce.map(|it| (it, value)).unwrap_or_default();
     Ok(Some(Entry {
         version: pack(nonce, stat.version),
         value: value.to_owned(),

@@ -9,7 +9,7 @@ use lockkeeper_testkit::{
 };
 
 use super::Case;
-use crate::common::{Keepers as _, WAIT_LIMIT, cancel_after, opened, share};
+use crate::common::{Keepers as _, WAIT_LIMIT, assert_unreadable, cancel_after, opened, share};
 
 pub(super) const CASES: &[Case] = cases![
     session_that_ended_loses_all_its_leases_at_once,
@@ -18,6 +18,7 @@ pub(super) const CASES: &[Case] = cases![
     lost_replies_leave_no_session_and_no_lock,
     cancelled_waits_end_without_a_connection,
     names_used_once_leave_nothing,
+    entries_of_other_programs_concern_their_own_names,
 ];
 
 fn open(server: &ZooKeeperServer, keys: &str) -> LockKeeper {
@@ -162,4 +163,19 @@ fn names_used_once_leave_nothing(kind: ZooKeeperKind) {
         let is_once = |name: &String| name.starts_with("namespace");
         entries().iter().all(is_once) && sessions(&server) == 0
     });
+}
+
+fn entries_of_other_programs_concern_their_own_names(kind: ZooKeeperKind) {
+    let server = share::<ZooKeeperServer>(kind);
+    let keeper = open(&server, "ttl=10m");
+    let names = ["text", "bytes"];
+    for name in names {
+        drop(keeper.lock(name).unwrap());
+    }
+    let mut client = server.client().unwrap();
+    for (name, value) in names.iter().zip([&b"hello"[..], b"0000000000\xff"]) {
+        let path = format!("/lockkeeper/default/entries/lock%2F{name}");
+        assert!(client.set(&path, value).unwrap());
+    }
+    assert_unreadable(&keeper, &names);
 }

@@ -84,7 +84,8 @@ impl Txn {
 /// Keys and their entries.
 pub(crate) type Pairs = BTreeMap<String, Entry>;
 
-/// Reads the pairs in an array of the server.
+/// Reads the pairs in an array of the server. A value that is no text makes an empty entry, which is refused for its name
+/// alone.
 pub(crate) fn pairs(array: &Value) -> Pairs {
     let read = |pair: &Value| {
         // A transaction wraps them.
@@ -93,9 +94,10 @@ pub(crate) fn pairs(array: &Value) -> Pairs {
             .get("Value")
             .and_then(Value::as_str)
             .unwrap_or_default();
+        let value = BASE64_STANDARD.decode(value).unwrap_or_default();
         let entry = Entry {
             version: pair.get("ModifyIndex")?.as_u64()?,
-            value: String::from_utf8(BASE64_STANDARD.decode(value).ok()?).ok()?,
+            value: String::from_utf8(value).unwrap_or_default(),
         };
         Some((pair.get("Key")?.as_str()?.to_owned(), entry))
     };

@@ -135,9 +135,12 @@ impl Reply {
         self.found(Stat::read)
     }
 
-    /// Returns the value and the state of a node, if it exists.
+    /// Returns the value and the state of a node, if it exists. A value that is no text is empty.
     pub(crate) fn data(&self) -> Result<Option<(String, Stat)>, Error> {
-        self.found(|from| Some((from.text()?, Stat::read(from)?)))
+        self.found(|from| {
+            let value = str::from_utf8(from.buffer()?).unwrap_or_default();
+            Some((value.to_owned(), Stat::read(from)?))
+        })
     }
 
     /// Returns the names of the children of a node, if it exists.

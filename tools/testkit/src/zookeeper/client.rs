@@ -128,8 +128,8 @@ impl ZooKeeperClient {
     ///
     /// # Errors
     /// As [`children`](Self::children).
-    pub fn set(&mut self, path: &str, value: &str) -> io::Result<bool> {
-        let mut body = buffer(value.as_bytes());
+    pub fn set(&mut self, path: &str, value: &[u8]) -> io::Result<bool> {
+        let mut body = buffer(value);
         body.extend((-1_i32).to_be_bytes());
         Ok(self.ask(SET_DATA, path, &body)?.is_some())
     }
