@@ -6,8 +6,8 @@ use lockkeeper::admin::{Finding, Severity};
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{ErrorKind, LockKeeper, Released};
 use lockkeeper_testkit::{
-    RedisKind, RedisOptions, RedisServer, ZooKeeperEnsemble, ZooKeeperKind, ZooKeeperOptions,
-    ZooKeeperServer, cases, until,
+    Fault, Proxy, RedisKind, RedisOptions, RedisServer, ZooKeeperEnsemble, ZooKeeperKind,
+    ZooKeeperOptions, ZooKeeperServer, cases, until,
 };
 
 use super::Case;
@@ -49,6 +49,10 @@ fn users_are_separate(kind: ZooKeeperKind) {
     let invalid = ErrorKind::InvalidValue;
     refused(&url("me@"), invalid, &["`password`"]);
     refused(&url("me%3Ayou:s3cret@"), invalid, &["colon"]);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    proxy.once("digest", Fault::CutReplyAfter(0));
+    let cut = format!("zookeeper://me:open-sesame@{}/", proxy.addr());
+    refused(&cut, ErrorKind::Unavailable, &["reached"]);
     // Everybody may change the nodes of another namespace, which were made without a user.
     server.client().unwrap().create("/open", "").unwrap();
     let anonymous = opened(&format!("{}open", url("")));

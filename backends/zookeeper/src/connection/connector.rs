@@ -248,12 +248,10 @@ impl Connection {
     fn log_in(&mut self, digest: &str, limit: Duration) -> Result<(), Error> {
         let cut = |connection: &Self, error: io::Error| {
             let server = &connection.server;
-            let text = format!(
-                "{server} has ended the connection after the login; check `user` and `password`, and that it has the scheme `digest`"
-            );
             match is_timeout(error.kind()) {
                 true => server.says_nothing(""),
-                false => Error::new(ErrorKind::PermissionDenied, text).with_source(error),
+                // A server that refuses the login says so before it closes the connection.
+                false => server.unreachable(&error).with_source(error),
             }
         };
         let sent = self.send_as(AUTH, &Request::auth(digest), limit);
