@@ -118,10 +118,8 @@ impl ConsulStore {
         let least = said.split_once('[').and_then(|(_, it)| it.split_once('='));
         // Go writes durations as config files do: 1m30s.
         let least = least.and_then(|(least, _)| Duration::from_text(least));
-        Ok(match said.contains(INVALID_TTL) {
-            true => least.unwrap_or(MIN_SESSION),
-            false => MIN_SESSION,
-        })
+        let least = least.filter(|it| said.contains(INVALID_TTL) && *it <= MAX_SESSION);
+        Ok(least.unwrap_or(MIN_SESSION))
     }
 
     /// Makes a request that cannot have granted anything.
