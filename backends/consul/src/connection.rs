@@ -59,8 +59,8 @@ impl lockkeeper_remote::Connection for Connection {
 }
 
 impl Connection {
-    /// Sends a request and reads the reply. A cancel closes the connection, which is no failure of the agent. The status 404 means that the key or the session does not exist. The status 409 means that a condition of the
-    /// transaction did not hold.
+    /// Sends a request and reads the reply. A cancel closes the connection. The status 404 means that the key or the session
+    /// does not exist. The status 409 means that a condition of the transaction did not hold.
     pub(crate) fn call(
         &mut self,
         request: Request<'_>,
@@ -72,11 +72,6 @@ impl Connection {
         let reply = until_cancelled(cancel, Some(self.http.closer()), || {
             self.http.request(method, path, body.as_bytes(), limit)
         });
-        let reply = reply.and_then(|reply| failure::check(&self.server, reply));
-        let is_cancelled = cancel.is_some_and(CancelToken::is_cancelled);
-        if !is_cancelled && !matches!(reply, Ok(_) | Err(Failure::Refused(_))) {
-            self.learned.agents.avoid(self.agent);
-        }
-        reply
+        reply.and_then(|reply| failure::check(&self.server, reply))
     }
 }

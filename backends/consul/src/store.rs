@@ -300,8 +300,8 @@ impl RegisterStore for ConsulStore {
                 Ok(reply) => reply.header("X-Consul-Index")?.parse().ok()?,
             },
         };
-        // The server adds up to a sixteenth.
-        let wait = self.client.left(call.deadline) / 17 * 16;
+        // The server adds up to a sixteenth, and its reply takes time, too.
+        let wait = self.client.left(call.deadline) / 9 * 8;
         let query = [
             format!("index={index}"),
             format!("wait={}ms", wait.as_millis().max(1)),

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_consul::{ConsulOptions, ConsulStore};
 use lockkeeper_core::{CancelToken, Clock, StoreInfo, SystemClock};
 use lockkeeper_register::{Call, Key, Read, RegisterStore, Version, Write};
-use lockkeeper_testkit::{ConsulCluster, ConsulKind, ConsulServer, suite, until};
+use lockkeeper_testkit::{ConsulCluster, ConsulKind, ConsulServer, Fault, Proxy, suite, until};
 
 use shared::{call, entry, key, write, written};
 
@@ -249,6 +249,22 @@ fn waits_end_with_a_change(kind: ConsulKind) {
         cancel.cancel();
         waiting.join().unwrap();
     });
+
+    // An agent whose answer to a wait is late is asked on.
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let (by_proxy, port) = (proxy.addr().port(), server.addr().port());
+    let two = ConsulOptions::tcp("127.0.0.1", by_proxy).agent("127.0.0.1", port);
+    let store = open(&two.response_timeout(LONG));
+    proxy.set(Fault::DropReplies);
+    let late = Call {
+        deadline: SystemClock.now() + SECOND / 5,
+        cancel: None,
+    };
+    assert!(store.wait(&name, third, late).unwrap().is_ok());
+    proxy.set(Fault::Pass);
+    let before = proxy.counts().requests;
+    assert!(entry(&store, &name).is_some());
+    assert!(proxy.counts().requests > before);
 
     // One connection is left for requests.
     let store = open(&options(&server).pool_size(2));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, HostInstant};
+use lockkeeper_core::{CancelToken, Clock, Error, HostInstant};
 use lockkeeper_register::Call;
 use lockkeeper_remote::{Failure, HttpReply, Pool};
 
@@ -57,11 +57,18 @@ impl Client {
         let agents = self.connector.learned.agents.all().len();
         let (clock, cancel, connect) = (&*self.clock, call.cancel, self.connect());
         slot.run_on_members(agents, clock, call.deadline, cancel, connect, |it, left| {
-            it.call(request, left.min(self.response_timeout), call.cancel)
+            let reply = it.call(request, left.min(self.response_timeout), call.cancel);
+            // A cancel has cut the connection itself.
+            let is_cancelled = call.cancel.is_some_and(CancelToken::is_cancelled);
+            if !is_cancelled && !matches!(reply, Ok(_) | Err(Failure::Refused(_))) {
+                self.connector.learned.agents.avoid(it.agent);
+            }
+            reply
         })
     }
 
-    /// Sends a request whose reply comes when something has changed. `None` if waiting callers use all connections but
+    /// Sends a request whose reply comes when something has changed. One that comes too late is no failure of the agent.
+    /// `None` if waiting callers use all connections but
     /// one, or the only other thread that is `watching` waits already.
     pub(crate) fn wait(
         &self,
