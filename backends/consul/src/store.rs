@@ -322,14 +322,17 @@ impl RegisterStore for ConsulStore {
 
     fn list(&self, call: Call<'_>) -> Result<Vec<Entry>, Error> {
         let path = format!("/v1/kv/{}", self.keys.prefix());
-        let path = self.client.path(&path, &["recurse", "consistent"]);
+        let path = self.client.path(&path, &["keys", "consistent"]);
         let reply = self.ask(Request::get(&path), call)?;
         if reply.status == 404 {
             return Ok(Vec::new());
         }
-        let mut all = pairs(&json_of(&reply)?);
-        all.retain(|key, _| self.keys.is_of_entry(key));
-        Ok(all.into_values().collect())
+        let keys = serde_json::from_slice::<Vec<String>>(&reply.body);
+        let keys = keys.map_err(|_| senseless())?;
+        let keys: Vec<_> = keys.iter().filter(|it| self.keys.is_of_entry(it)).collect();
+        // All values in one reply could exceed its bound.
+        let found = self.read_keys(&keys, call).map_err(nothing_granted)?;
+        Ok(found.into_values().collect())
     }
 
     fn examine(&self, call: Call<'_>) -> Result<Vec<Finding>, Error> {

@@ -140,7 +140,8 @@ fn large_batches_are_split(kind: ConsulKind) {
     let server = start(kind);
     let store = open(&options(&server));
     let value = "x".repeat(64 << 10);
-    let keys: Vec<_> = (0..64).map(|number| key(&number.to_string())).collect();
+    // All values are 21 MiB in base64. No reply has more than 16 MiB.
+    let keys: Vec<_> = (0..256).map(|number| key(&number.to_string())).collect();
     let writes: Vec<_> = keys
         .iter()
         .map(|key| write(key, None, Some(&value)))
@@ -148,7 +149,8 @@ fn large_batches_are_split(kind: ConsulKind) {
     let written = store.write(&writes, call()).unwrap();
     assert!(written.iter().all(Option::is_some));
     let sessions = vec!["72bb46bb-c712-80dd-12c1-26184746bd1f"; 100];
-    let refs: Vec<_> = keys.iter().collect();
+    assert_eq!(store.list(call()).unwrap().len(), 256);
+    let refs: Vec<_> = keys.iter().take(64).collect();
     let read = Read {
         keys: &refs,
         check: &sessions,
