@@ -15,9 +15,8 @@ use parking_lot::Mutex;
 
 /// What the connections of a store share.
 pub(crate) struct Learned {
-    pub(crate) agents: Members,
-    /// The addresses of the servers, as an agent told them last.
-    servers: Mutex<Vec<String>>,
+    /// The agents, each with the addresses of its servers, as it told them last.
+    pub(crate) agents: Members<Mutex<Vec<String>>>,
     pub(crate) counts: Arc<Counts>,
 }
 

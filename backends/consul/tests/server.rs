@@ -32,7 +32,7 @@ const LONG: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    let cases: [suite::Case<ConsulKind>; 10] = [
+    let cases: [suite::Case<ConsulKind>; 11] = [
         ("writes_have_conditions", writes_have_conditions),
         ("large_batches_are_split", large_batches_are_split),
         ("names_are_bytes", |kind| {
@@ -44,6 +44,10 @@ fn main() -> ExitCode {
         ("leader_is_killed", leader_is_killed),
         ("tokens_need_rights", opening::tokens_need_rights),
         ("what_is_no_store", opening::what_is_no_store),
+        (
+            "replaced_cluster_is_followed",
+            opening::replaced_cluster_is_followed,
+        ),
         ("examined", opening::examined),
     ];
     let mut trials = suite::trials(cases);

@@ -12,6 +12,9 @@ use super::client::with_query;
 use super::{Connection, Learned, Request};
 use crate::options::ConsulOptions;
 
+/// An agent, and the addresses of its servers, as it told them last.
+type Agent = Member<Mutex<Vec<String>>>;
+
 /// The agents, and how to connect to them.
 pub(crate) struct Connector {
     token: Option<String>,
@@ -31,7 +34,6 @@ impl Connector {
             tls: options.remote.tls.then(Arc::default),
             learned: Arc::new(Learned {
                 agents: Members::new("Consul", &options.remote)?,
-                servers: Mutex::default(),
                 counts: Arc::default(),
             }),
         })
@@ -45,48 +47,85 @@ impl Connector {
         })
     }
 
+    /// Opens a connection to an agent, unless it is of another cluster than the others.
     fn connect_to(
         &self,
-        agent: &Member,
+        agent: &Agent,
         number: usize,
         limit: Duration,
     ) -> Result<Connection, Error> {
         let began = Instant::now();
+        let mut connection = self.open(agent, number, limit)?;
+        if self.learned.agents.all().len() > 1 {
+            let left = || limit.saturating_sub(began.elapsed());
+            let servers = self.servers(&mut connection, left())?;
+            self.check_cluster(agent, servers, left())?;
+        }
+        Ok(connection)
+    }
+
+    fn open(&self, agent: &Agent, number: usize, limit: Duration) -> Result<Connection, Error> {
         let server = agent.server().clone();
         let stream = agent.dial(limit)?;
         let mut http = Http::new(stream, server.clone(), server.address(), self.tls.clone());
         if let Some(token) = &self.token {
             http.add_header("X-Consul-Token", token);
         }
-        let mut connection = Connection {
+        Ok(Connection {
             http,
             open: self.learned.counts.add_connection(),
             server,
             agent: number,
             learned: Arc::clone(&self.learned),
-        };
-        if self.learned.agents.all().len() > 1 {
-            self.check_cluster(&mut connection, limit.saturating_sub(began.elapsed()))?;
-        }
-        Ok(connection)
+        })
     }
 
-    /// Refuses an agent of another cluster than the agents before it. Otherwise two programs could hold one lock, each in
-    /// its own cluster. The servers of a cluster are replaced one by one, so some of them are always known.
-    fn check_cluster(&self, connection: &mut Connection, limit: Duration) -> Result<(), Error> {
+    /// Returns the addresses of the servers of an agent's cluster.
+    fn servers(&self, connection: &mut Connection, limit: Duration) -> Result<Vec<String>, Error> {
         let reply = connection.call(Request::get(&self.servers_path), limit, None);
-        let servers = serde_json::from_slice::<Vec<String>>(&reply.map_err(nothing_granted)?.body);
-        let server = &connection.server;
-        let servers = servers.map_err(|_| server.wrong_protocol("?"))?;
-        let mut known = self.learned.servers.lock();
-        if known.is_empty() || known.iter().any(|it| servers.contains(it)) {
-            *known = servers;
-            return Ok(());
+        let servers = serde_json::from_slice(&reply.map_err(nothing_granted)?.body);
+        servers.map_err(|_| connection.server.wrong_protocol("?"))
+    }
+
+    /// Refuses an agent of another cluster than the others. Otherwise two programs could hold one lock, each in its own
+    /// cluster.
+    ///
+    /// Other servers may have replaced the former ones. So an agent that had other servers is asked again. If it is silent,
+    /// it is ignored if this agent had its servers as well.
+    fn check_cluster(
+        &self,
+        agent: &Agent,
+        servers: Vec<String>,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let are_same = |a: &[String], b: &[String]| a.iter().any(|it| b.contains(it));
+        let former = agent.learned.lock().clone();
+        let mut told = Vec::new();
+        for (number, other) in self.learned.agents.all().iter().enumerate() {
+            let known = other.learned.lock().clone();
+            if std::ptr::eq(other, agent) || known.is_empty() || are_same(&known, &servers) {
+                continue;
+            }
+            let asked = self.open(other, number, limit / 4);
+            match asked.and_then(|mut asked| self.servers(&mut asked, limit / 4)) {
+                Ok(now) if are_same(&now, &servers) => told.push((other, now)),
+                Err(error) if are_same(&former, &known) && error.is_retryable() => {
+                    told.push((other, Vec::new()));
+                }
+                _ => {
+                    let (server, other) = (agent.server(), other.server());
+                    let (servers, known) = (servers.join(", "), known.join(", "));
+                    let text = format!(
+                        "{server} is of another Consul cluster ({servers}) than {other} ({known}); name agents of one cluster in the URL"
+                    );
+                    return Err(Error::new(ErrorKind::Incompatible, text));
+                }
+            }
         }
-        let (servers, known) = (servers.join(", "), known.join(", "));
-        let text = format!(
-            "{server} is of another Consul cluster ({servers}) than the agent before it ({known}); name agents of one cluster in the URL"
-        );
-        Err(Error::new(ErrorKind::Incompatible, text))
+        told.push((agent, servers));
+        for (agent, servers) in told {
+            *agent.learned.lock() = servers;
+        }
+        Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::thread;
 use lockkeeper_consul::{ConsulOptions, ConsulStore};
 use lockkeeper_core::{Error, ErrorKind, Severity, StoreInfo, SystemClock};
 use lockkeeper_register::RegisterStore;
-use lockkeeper_testkit::{ConsulCluster, ConsulKind, ConsulServer, until};
+use lockkeeper_testkit::{ConsulCluster, ConsulKind, ConsulServer, Proxy, until};
 use serde_json::json;
 
 use super::{LONG, SECOND, call, open, options, start};
@@ -130,6 +130,34 @@ pub(crate) fn what_is_no_store(kind: ConsulKind) {
         }
     };
     assert_eq!(error.kind(), ErrorKind::Incompatible, "{error}");
+}
+
+/// All servers behind two agents are replaced while the program runs, and then those behind one of them.
+pub(crate) fn replaced_cluster_is_followed(kind: ConsulKind) {
+    let servers = [start(kind), start(kind), start(kind)];
+    let proxies = [(); 2].map(|()| Proxy::new(servers[0].addr()).unwrap());
+    let [port, other] = proxies.each_ref().map(|it| it.addr().port());
+    let two = ConsulOptions::tcp("127.0.0.1", port).agent("127.0.0.1", other);
+    let store = open(&two.response_timeout(LONG));
+    let nowhere = "127.0.0.1:1".parse().unwrap();
+    let leads = [
+        [nowhere, servers[0].addr()],
+        [servers[1].addr(), servers[1].addr()],
+        [nowhere, servers[2].addr()],
+    ];
+    for targets in leads {
+        for (proxy, target) in proxies.iter().zip(targets) {
+            proxy.lead_to(target);
+            proxy.cut();
+        }
+        until("the agents are followed", || match store.list(call()) {
+            Ok(_) => true,
+            Err(error) => {
+                assert!(error.is_retryable(), "{error}");
+                false
+            }
+        });
+    }
 }
 
 pub(crate) fn examined(kind: ConsulKind) {
