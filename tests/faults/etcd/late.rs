@@ -10,6 +10,7 @@ use lockkeeper_testkit::{
 };
 
 use super::Case;
+use super::loss::set_alarm;
 use super::relay::{Held, relay};
 use crate::common::{Keepers, WAIT_LIMIT, opened, share};
 
@@ -18,6 +19,7 @@ pub(super) const CASES: &[Case] = cases![
     late_move_in_the_queue_leaves_the_key,
     late_renewal_leaves_the_key,
     lost_reply_to_a_renewal_keeps_the_lock,
+    full_database_keeps_the_retired_lease,
     lost_reply_to_an_attempt_finds_its_grant,
     unreadable_reply_leaves_no_key_for_long,
     lost_reply_to_a_permit_keeps_within_its_slots,
@@ -160,6 +162,26 @@ fn lost_reply_to_a_renewal_keeps_the_lock(kind: EtcdKind) {
     rig.proxy.once(LOCK_REQUEST, Fault::DropReplies);
     guard.renew().unwrap();
     assert!(guard.is_held());
+}
+
+/// A full cluster grants no lease, and moves no key to one that it has granted before.
+fn full_database_keeps_the_retired_lease(kind: EtcdKind) {
+    for has_other_lease in [false, true] {
+        let rig = Rig::start(kind);
+        let guard = rig.keeper.lock("a").unwrap();
+        let written = || rig.key().remove(0).modified;
+        let first = written();
+        if !has_other_lease {
+            set_alarm(&rig.server, "ACTIVATE");
+        }
+        rig.retire_lease();
+        set_alarm(&rig.server, "ACTIVATE");
+        guard.renew().unwrap();
+        assert_eq!(written(), first);
+        set_alarm(&rig.server, "DEACTIVATE");
+        guard.renew().unwrap();
+        assert_ne!(written(), first);
+    }
 }
 
 /// The repeated attempt has another key than the one that was granted.

@@ -258,7 +258,8 @@ fn forgotten_fixed_lease_ends(kind: EtcdKind) {
     server.assert_clean();
 }
 
-fn set_alarm(server: &EtcdServer, action: &str) {
+/// The database is full, or no longer.
+pub(super) fn set_alarm(server: &EtcdServer, action: &str) {
     let body = serde_json::json!({ "action": action, "alarm": "NOSPACE" });
     server.call("/v3/maintenance/alarm", &body).unwrap();
 }

@@ -1,6 +1,6 @@
 //! Operations of many callers: attempts that do not wait, renewals and releases.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use lockkeeper_core::{
     CancelToken, Error, ErrorKind, Grant, HostInstant, Operation, Released, RenewRequest, Renewal,
@@ -10,7 +10,7 @@ use lockkeeper_remote::{Failure, senseless};
 
 use super::attempt::{Answer, Attempt, Bound};
 use super::lease::EtcdLease;
-use super::leases::Lease;
+use super::leases::{Lease, seconds};
 use super::tickets::resume;
 use crate::connection::client::Sent;
 use crate::connection::failure::Refusal;
@@ -60,9 +60,10 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
     };
     // If a lease of this process has ended, nothing was carried out, and the transactions are repeated once. A
     // renewal is also repeated if its reply is missing, or if an earlier renewal moved the key. That does no
-    // harm.
+    // harm. A full cluster refuses all of it if a key is to be written, and takes the rest then.
+    let mut full = None;
     for is_last in [false, true] {
-        let (asked, txns) = prepare(store, operations, until, cancel);
+        let (asked, txns) = prepare(store, operations, &mut full, until, cancel);
         if txns.is_empty() {
             return;
         }
@@ -72,6 +73,7 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
             return batch(store, operations);
         }
         let is_lease_gone = Refusal::LeaseGone.is_in(&replies);
+        let is_full = Refusal::Full.is_in(&replies);
         match replies {
             Ok(replies) => {
                 for ((operation, part), reply) in asked.into_iter().zip(replies) {
@@ -86,11 +88,16 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
                     {
                         store.leases.retire(bound.lease.id);
                     }
-                    let is_repeated = is_lost && matches!(operation, Operation::Renew(_));
+                    let is_repeated = match operation {
+                        Operation::Acquire(_) => false,
+                        Operation::Renew(_) => is_lost || is_full,
+                        Operation::Release(_) => is_full,
+                    };
                     if is_last || !(is_lease_gone || is_repeated) {
                         operation.fail(failure.error().clone());
                     }
                 }
+                full = full.or(is_full.then_some(failure));
             }
         }
     }
@@ -133,6 +140,7 @@ type Asked<'o, 'a, 's> = (&'o mut Operation<'a, EtcdLease>, Part<'s>);
 fn prepare<'o, 's, 'a: 's>(
     store: &'s Store,
     operations: &'o mut [Operation<'a, EtcdLease>],
+    full: &mut Option<Failure>,
     until: HostInstant,
     cancel: Option<&CancelToken>,
 ) -> (Vec<Asked<'o, 'a, 's>>, Vec<Txn>) {
@@ -140,6 +148,7 @@ fn prepare<'o, 's, 'a: 's>(
     let asked_at = store.client.clock.now();
     // The first failure counts for all further operations, which must not wait for another one.
     let mut failed: Option<Failure> = None;
+    let mut kept = HashMap::new();
     let leased: HashSet<_> = operations.iter().filter_map(key_of).collect();
     let (mut asked, mut txns) = (Vec::new(), Vec::new());
     for operation in operations.iter_mut().filter(|it| !it.is_answered()) {
@@ -152,7 +161,10 @@ fn prepare<'o, 's, 'a: 's>(
                     // One transaction must not write it twice.
                     attempt.key = attempt.keys.of(it.request);
                 }
-                let bound = attempt.bind(until, cancel);
+                let bound = match &*full {
+                    Some(full) => Err(full.clone()),
+                    None => attempt.bind(until, cancel),
+                };
                 bound.map(|bound| {
                     let txn = attempt.first(&bound);
                     (Part::Attempt(attempt, bound), txn)
@@ -162,7 +174,16 @@ fn prepare<'o, 's, 'a: 's>(
                 // The rest of a fixed lease is verified on the lease that it has.
                 let known = store.leases.ttl_of(it.lease.lease);
                 let ttl = known.map_or(it.ttl, |known| known.max(it.ttl));
-                let lease = store.leases.current(ttl, asked_at, until, None);
+                let mut lease = match &*full {
+                    Some(full) => Err(full.clone()),
+                    None => store.leases.current(ttl, asked_at, until, None),
+                };
+                if Refusal::Full.is_in(&lease) {
+                    *full = lease.as_ref().err().cloned();
+                    if let Some(own) = keep_own(store, it, asked_at, &mut kept, until).transpose() {
+                        lease = own;
+                    }
+                }
                 lease.map(|lease| (Part::Renewal(lease, asked_at), renew(it.lease, lease)))
             }
         };
@@ -173,11 +194,35 @@ fn prepare<'o, 's, 'a: 's>(
             }
             Err(failure) => {
                 operation.fail(failure.error().clone());
+                let is_full = Refusal::of(failure.error()) == Some(Refusal::Full);
+                // Renewals and releases go on while the cluster is full.
+                let failed = if is_full { &mut *full } else { &mut failed };
                 failed.get_or_insert(failure);
             }
         }
     }
     (asked, txns)
+}
+
+/// Keeps the lease alive to which a key is bound, since a full cluster moves the key to no other one. `None` if the lease
+/// is shorter than the renewal. `kept` has the seconds that each lease lives from now on.
+///
+/// The lease may be retired, and then have keys that should end. A full cluster grants their names to nobody anyway.
+fn keep_own(
+    store: &Store,
+    renewal: &RenewRequest<'_, EtcdLease>,
+    asked_at: HostInstant,
+    kept: &mut HashMap<i64, u64>,
+    until: HostInstant,
+) -> Result<Option<Lease>, Failure> {
+    let id = renewal.lease.lease;
+    let lives = match kept.get(&id) {
+        Some(lives) => *lives,
+        None => store.leases.keep_alive(id, until, None)?,
+    };
+    kept.insert(id, lives);
+    let kept_at = asked_at;
+    Ok((lives >= seconds(renewal.ttl)).then_some(Lease { id, kept_at }))
 }
 
 /// Returns the key of the lease that an operation is about.

@@ -85,7 +85,9 @@ impl Leases {
             if lease.kept_at >= fresh {
                 return Ok(lease);
             }
-            if let Some(kept) = self.keep_alive(lease, until, cancel)? {
+            let kept_at = self.client.clock.now();
+            if self.keep_alive(lease.id, until, cancel)? > 0 {
+                let kept = Lease { kept_at, ..lease };
                 let mut current = self.current.lock();
                 if let Some(lease) = current.get_mut(&seconds).filter(|it| it.id == kept.id) {
                     lease.kept_at = lease.kept_at.max(kept.kept_at);
@@ -140,18 +142,17 @@ impl Leases {
         Ok((Lease { id, kept_at }, ttl))
     }
 
-    /// Keeps a lease alive. `None` if it has ended.
-    fn keep_alive(
+    /// Keeps a lease alive, and returns how many seconds it lives from now on: 0 if it has ended.
+    pub(super) fn keep_alive(
         &self,
-        lease: Lease,
+        id: i64,
         until: HostInstant,
         cancel: Option<&CancelToken>,
-    ) -> Result<Option<Lease>, Failure> {
-        let kept_at = self.client.clock.now();
-        let body = json!({ "ID": lease.id.to_string() });
+    ) -> Result<u64, Failure> {
+        let body = json!({ "ID": id.to_string() });
         let path = "/v3/lease/keepalive";
         let reply = self.client.call(path, &body, until, cancel)?;
         let ttl = reply.pointer("/result/TTL").map_or(0, number);
-        Ok((ttl > 0).then_some(Lease { kept_at, ..lease }))
+        Ok(u64::try_from(ttl).unwrap_or(0))
     }
 }
