@@ -77,7 +77,6 @@ impl ConsulStore {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
         let deadline = clock.now() + options.remote.connect_timeout;
-        let cancel = None;
         let store = Client::new(options, clock).and_then(|client| {
             let mut store = Self {
                 client,
@@ -86,7 +85,7 @@ impl ConsulStore {
                 keys: Keys::new(namespace),
                 min_session: MIN_SESSION,
             };
-            store.try_requests(Call { deadline, cancel })?;
+            store.try_requests(Call::until(deadline))?;
             Ok(store)
         });
         store.map_err(|error| error.with_backend(BACKEND))

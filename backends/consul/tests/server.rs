@@ -239,10 +239,7 @@ fn waits_end_with_a_change(kind: ConsulKind) {
     let third = written(&store, write(&name, None, Some("3")));
     wait(None, call());
     wait(second, call());
-    let bounded = Call {
-        deadline: SystemClock.now() + SECOND / 5,
-        cancel: None,
-    };
+    let bounded = Call::until(SystemClock.now() + SECOND / 5);
     wait(third, bounded);
     let (cancel, before) = (CancelToken::new(), sent(&store));
     let cancelled = Call {
@@ -262,10 +259,7 @@ fn waits_end_with_a_change(kind: ConsulKind) {
     let two = ConsulOptions::tcp("127.0.0.1", by_proxy).agent("127.0.0.1", port);
     let store = open(&two.response_timeout(LONG));
     proxy.set(Fault::DropReplies);
-    let late = Call {
-        deadline: SystemClock.now() + SECOND / 5,
-        cancel: None,
-    };
+    let late = Call::until(SystemClock.now() + SECOND / 5);
     assert!(store.wait(&name, third, late).unwrap().is_ok());
     proxy.set(Fault::Pass);
     let before = proxy.counts().requests;

@@ -20,10 +20,7 @@ impl fmt::Debug for Register {
 
 impl Admin for Register {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
-        let call = Call {
-            deadline,
-            cancel: None,
-        };
+        let call = Call::until(deadline);
         let entries = match name {
             Some(name) => {
                 let keys = [Mode::Exclusive, Mode::Permit { limit: 1 }];
@@ -60,10 +57,7 @@ impl Admin for Register {
 
     /// Removes the lease, and signals that to the keepers, where the store notifies.
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
-        let call = Call {
-            deadline,
-            cancel: None,
-        };
+        let call = Call::until(deadline);
         let key = Key::of(&LockName::new(&*held.name)?, held.mode);
         let mark = held.mark.split_once('@');
         let mark = mark.and_then(|(owner, epoch)| Some((owner, epoch.parse().ok()?)));
@@ -90,10 +84,7 @@ impl Admin for Register {
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
-        let call = Call {
-            deadline,
-            cancel: None,
-        };
+        let call = Call::until(deadline);
         let mut findings = self.store.examine(call)?;
         let entries = self.store.list(call)?;
         let unreadable = entries.iter().map(|it| Contents::read(&it.value));

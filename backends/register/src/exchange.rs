@@ -183,10 +183,7 @@ mod tests {
         let map = Arc::new(Map::new(false, faults));
         let (unparker, store) = (Parker::new().unparker().clone(), MapStore::new(&map, "n"));
         let register = Register::new(Arc::new(store), Arc::new(SystemClock), unparker);
-        let call = Call {
-            deadline: HostInstant::NEVER,
-            cancel: None,
-        };
+        let call = Call::until(HostInstant::NEVER);
         let keys = ["lock/a", "lock/b", "lock/c"].map(Key::read);
         let mut tasks = keys.each_ref().map(|key| Task {
             key,

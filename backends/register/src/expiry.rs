@@ -101,10 +101,7 @@ impl Register {
     /// Returns the bounds of a call for which no caller waits.
     pub(crate) fn background_call(&self) -> Call<'static> {
         let limit = self.store.capabilities().attempt_limit();
-        Call {
-            deadline: self.now() + limit,
-            cancel: None,
-        }
+        Call::until(self.now() + limit)
     }
 }
 

@@ -56,13 +56,6 @@ impl RegisterProvider {
     pub fn store(&self) -> &dyn RegisterStore {
         &*self.register.store
     }
-
-    fn call(&self, deadline: HostInstant) -> Call<'static> {
-        Call {
-            deadline,
-            cancel: None,
-        }
-    }
 }
 
 impl fmt::Debug for RegisterProvider {
@@ -137,7 +130,7 @@ impl Backend for RegisterProvider {
     fn abandon(&self, request: &AcquireRequest<'_>) {
         let key = Key::of(request.name(), request.mode());
         let owner = request.owner().lease_id().to_string();
-        let (register, call) = (&self.register, self.call(request.end()));
+        let (register, call) = (&self.register, Call::until(request.end()));
         if request.is_resume() {
             // The lease stays for others that resume it.
             return;
@@ -205,7 +198,7 @@ impl Backend for RegisterProvider {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Option<LeaseId>, Error> {
-        let (register, call) = (&self.register, self.call(deadline));
+        let (register, call) = (&self.register, Call::until(deadline));
         let session = register.store.open_session(ttl, call)?;
         let task = Task {
             key: &lease.key,

@@ -100,10 +100,7 @@ impl Drop for Register {
         self.closing.cancel();
         self.watch.unpark();
         let deadline = self.now() + CLOSING;
-        let call = Call {
-            deadline,
-            cancel: None,
-        };
+        let call = Call::until(deadline);
         self.end_pending(call);
         self.remove_own(Duration::ZERO, call);
         // Programs that live for a moment do not look for what dead ones have left. One in some of them does.

@@ -118,6 +118,16 @@ pub struct Call<'a> {
     pub cancel: Option<&'a CancelToken>,
 }
 
+impl Call<'_> {
+    /// Makes the bounds of a call that ends at `deadline`, and by no cancel.
+    pub fn until(deadline: HostInstant) -> Self {
+        Self {
+            deadline,
+            cancel: None,
+        }
+    }
+}
+
 /// What a store is to read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Read<'a> {

@@ -174,10 +174,7 @@ impl<C: TableConnection> TableStore<C> {
 
     fn rehearse(&self) -> Result<(), Error> {
         let timeout = self.options.connect_timeout;
-        let call = Call {
-            deadline: self.clock.now() + timeout,
-            cancel: None,
-        };
+        let call = Call::until(self.clock.now() + timeout);
         let session = self.open_session(timeout, call)?;
         let read = Read {
             keep: &[(&session, timeout)],

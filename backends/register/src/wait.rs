@@ -90,10 +90,7 @@ impl Register {
 
     /// Removes the place of a request. If that fails, a thread of the provider repeats it.
     fn leave(&self, key: &Key, owner: &str, in_doubt: bool, end: HostInstant) {
-        let call = Call {
-            deadline: end.min(self.now() + LAST_ATTEMPT),
-            cancel: None,
-        };
+        let call = Call::until(end.min(self.now() + LAST_ATTEMPT));
         if self.remove(key, owner, (None, in_doubt), call).is_err() {
             self.ends.enter(key, owner, None, self.now());
         }

@@ -38,10 +38,7 @@ pub(crate) fn start(register: &Register, parker: Parker) -> Result<(), Error> {
     let verifiers = Arc::clone(&register.verifiers);
     let (closing, key) = (register.closing.clone(), evictions());
     let run = move || {
-        let now = Call {
-            deadline: clock.now(),
-            cancel: None,
-        };
+        let now = Call::until(clock.now());
         if store.wait(&key, None, now).is_none() {
             return;
         }

@@ -27,10 +27,7 @@ fn keeper(map: &Arc<Map>, ttl: Duration) -> LockKeeper {
 }
 
 fn call() -> Call<'static> {
-    Call {
-        deadline: SystemClock.now() + LIMIT,
-        cancel: None,
-    }
+    Call::until(SystemClock.now() + LIMIT)
 }
 
 /// Returns the key of the lock `a`.

@@ -45,10 +45,7 @@ fn free_name_takes_three_requests_and_a_known_one_two() {
 /// Writes the entry of the lock `a` with these holders and so many waiters, which never look at it. Their sessions live.
 fn write_waiters(store: &MapStore, holders: usize, waiters: usize) {
     let ttl = Duration::from_secs(600);
-    let call = Call {
-        deadline: SystemClock.now() + ttl,
-        cancel: None,
-    };
+    let call = Call::until(SystemClock.now() + ttl);
     let session = || store.open_session(ttl, call).unwrap();
     let lease = |_| {
         let session = session();

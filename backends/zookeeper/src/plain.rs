@@ -56,10 +56,7 @@ impl PlainClient {
     }
 
     fn ask(&self, request: Request) -> Result<Reply, Error> {
-        let call = Call {
-            deadline: self.link.clock.now() + LIMIT,
-            cancel: None,
-        };
+        let call = Call::until(self.link.clock.now() + LIMIT);
         let replies = self.link.call(&[request], call);
         let mut replies = replies.map_err(Failure::into_error)?;
         replies.pop().ok_or_else(senseless)

@@ -13,10 +13,7 @@ use lockkeeper_testkit::until;
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn call() -> Call<'static> {
-    Call {
-        deadline: SystemClock.now() + LIMIT,
-        cancel: None,
-    }
+    Call::until(SystemClock.now() + LIMIT)
 }
 
 pub(crate) fn key(name: &str) -> Key {
