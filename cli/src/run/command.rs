@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, getpid, getppid, kill_process,
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, getppid, kill_process,
     kill_process_group, test_kill_process_group, waitid, waitpgid, waitpid,
 };
 
@@ -40,7 +40,7 @@ pub(super) enum State {
     Running,
     /// Stopped by this signal.
     Stopped(Option<Signal>),
-    Ended,
+    Ended(Status),
 }
 
 impl CommandProcess {
@@ -102,11 +102,11 @@ impl CommandProcess {
 
     /// Returns the state of the command.
     ///
-    /// A command that has ended stays a zombie until [`status`](Self::status), so that no other
+    /// A command that has ended stays a zombie until [`reap`](Self::reap), so that no other
     /// process gets its id.
     pub(super) fn poll(&self) -> State {
-        if self.has_ended() {
-            return State::Ended;
+        if let Some(status) = self.ended() {
+            return State::Ended(status);
         }
         let stopped = WaitIdOptions::NOHANG | WaitIdOptions::STOPPED;
         match waitid(WaitId::Pid(self.group), stopped) {
@@ -118,24 +118,22 @@ impl CommandProcess {
         }
     }
 
-    pub(super) fn has_ended(&self) -> bool {
+    /// Returns how the command ended, or `None` while it runs.
+    pub(super) fn ended(&self) -> Option<Status> {
         let quick = WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let ended = waitid(WaitId::Pid(self.group), quick | WaitIdOptions::EXITED);
-        matches!(ended, Ok(Some(_)))
-    }
-
-    /// Waits until the command has ended, and returns its status.
-    pub(super) fn status(&self) -> Status {
-        let ended = retry_on_intr(|| waitpid(Some(self.group), WaitOptions::empty()));
-        // After an error another call has taken the status, so the command has ended.
-        let status = ended.ok().flatten().map(|(_, status)| status);
-        match status.and_then(WaitStatus::terminating_signal) {
+        let ended = waitid(WaitId::Pid(self.group), quick | WaitIdOptions::EXITED).ok()??;
+        Some(match ended.terminating_signal() {
             Some(signal) => Status::Signal(signal),
-            None => Status::Code(status.and_then(WaitStatus::exit_status).unwrap_or(1)),
-        }
+            None => Status::Code(ended.exit_status().unwrap_or(1)),
+        })
     }
 
-    /// Returns whether no process of the group is left. To be called after [`status`](Self::status).
+    /// Waits until the command has ended, and removes the zombie.
+    pub(super) fn reap(&self) {
+        let _ = retry_on_intr(|| waitpid(Some(self.group), WaitOptions::empty()));
+    }
+
+    /// Returns whether no process of the group is left. To be called after [`reap`](Self::reap).
     pub(super) fn is_group_gone(&self) -> bool {
         while let Ok(Some(_)) = waitpgid(self.group, WaitOptions::NOHANG) {}
         is_group_gone(self.group, true)
@@ -204,6 +202,14 @@ pub(super) enum Status {
 }
 
 impl Status {
+    /// Returns the signal that ended the command.
+    pub(super) fn signal(self) -> Option<Signal> {
+        match self {
+            Status::Code(_) => None,
+            Status::Signal(signal) => Signal::from_named_raw(signal),
+        }
+    }
+
     /// Returns the exit status by which a shell shows how the command ended.
     pub(super) fn code(self) -> u8 {
         let code = match self {

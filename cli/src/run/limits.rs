@@ -70,7 +70,7 @@ impl RunningLimits {
     ) -> Duration {
         let timeout = self.of.timeout.filter(|_| !self.timed_out);
         let end = timeout.map_or(HostInstant::NEVER, |timeout| self.started + timeout);
-        if let Some(timeout) = timeout.filter(|_| now >= end && !command.has_ended()) {
+        if let Some(timeout) = timeout.filter(|_| now >= end && command.ended().is_none()) {
             self.timed_out = true;
             let stop_after = self.of.stop_after.unwrap_or(kill_after);
             self.kill = self.kill.min(now + stop_after);

@@ -77,7 +77,7 @@ impl<'a> Supervisor<'a> {
         let Some(deadlines) = held.deadlines_to_start() else {
             command.signal(Signal::KILL);
             watchdog.dismiss();
-            command.status();
+            command.reap();
             return None;
         };
         let mut supervisor = Self {
@@ -106,12 +106,12 @@ impl<'a> Supervisor<'a> {
         Some(supervisor)
     }
 
-    /// Waits until the command has ended. If the lock is lost, or the command was being ended for another reason, waits
-    /// until its whole group has ended.
+    /// Waits until the command has ended. If a signal asked for its end, or `run` was ending it, waits until its whole
+    /// group has ended.
     pub(super) fn wait(mut self) -> Ended {
-        loop {
+        let status = loop {
             match self.command.poll() {
-                State::Ended => break,
+                State::Ended(status) => break status,
                 State::Stopped(signal) => self.handle_stop(signal),
                 State::Running => {}
             }
@@ -122,19 +122,26 @@ impl<'a> Supervisor<'a> {
             if let Ok(event) = self.held.events.recv_timeout(limit) {
                 self.handle(event);
             }
-        }
+        };
         // The command ended by itself. So the lock counts as lost only if the whole lease is over, not
         // already at the deadline for TERM.
         if self.is_ending() || self.held.guard.remaining().is_zero() {
             self.check_lock();
         }
         let was_lent = self.terminal.as_mut().is_some_and(Terminal::take_back);
-        let is_ended = self.kill() < HostInstant::NEVER;
-        if !is_ended {
+        stderr::info(&format!("the command ended with {}", status.code()));
+        // The terminal sends its signals to the command's group, and not to `run`.
+        let ended_by_terminal = was_lent && status.signal().is_some_and(asks_for_end);
+        if ended_by_terminal {
+            self.limits.ask_for_end(SystemClock.now());
+        }
+        let was_asked_to_end = ended_by_terminal || !self.end_signals.is_empty();
+        let ends_group = was_asked_to_end || self.kill() < HostInstant::NEVER;
+        if !ends_group {
             self.watchdog.dismiss();
         }
-        let status = self.command.status();
-        if is_ended {
+        self.command.reap();
+        if ends_group {
             self.end_group();
         }
         let loss = self.lost.filter(|_| self.held.plan.ends_on_loss());
@@ -146,7 +153,6 @@ impl<'a> Supervisor<'a> {
             // `run` has not ended the command itself.
             loss.is_none() && (was_lent || was_received(key))
         });
-        stderr::info(&format!("the command ended with {}", status.code()));
         let (code, origin) = match (loss, self.limits.timed_out) {
             (Some(_), _) => (LOST, Origin::Lockkeeper),
             (None, true) => (TIMED_OUT, Origin::Lockkeeper),
@@ -156,7 +162,7 @@ impl<'a> Supervisor<'a> {
             code,
             origin,
             lost: self.lost.is_some(),
-            was_asked_to_end: !self.end_signals.is_empty() || key.is_some(),
+            was_asked_to_end: ended_by_terminal || !self.end_signals.is_empty(),
             key,
             passes_key_on: !key.as_ref().is_some_and(was_received),
         }
@@ -171,6 +177,9 @@ impl<'a> Supervisor<'a> {
 
     /// Waits until the group of a command that has ended has ended, too.
     fn end_group(&mut self) {
+        if !self.command.is_group_gone() {
+            stderr::info("other processes of its group go on: waiting for their end");
+        }
         let mut polls = 0;
         while !self.command.is_group_gone() && polls < MAX_POLLS {
             // A poll that an event cut short does not count: the processes had no time to end.
@@ -198,11 +207,8 @@ impl<'a> Supervisor<'a> {
 
     /// Returns the signal by which the command ended, if a key at the terminal may have sent it.
     fn key(&self, status: Status) -> Option<Signal> {
-        let Status::Signal(signal) = status else {
-            return None;
-        };
         let is_ours = self.terminal.as_ref().is_some_and(Terminal::is_ours);
-        Signal::from_named_raw(signal).filter(|signal| is_ours && terminal::is_key(*signal))
+        (status.signal()).filter(|signal| is_ours && terminal::is_key(*signal))
     }
 
     /// Returns whether a watchdog has begun to end the command.
@@ -230,7 +236,7 @@ impl<'a> Supervisor<'a> {
             }
             // The command may have ended between the last poll and the time at which this process was
             // stopped.
-            if self.command.has_ended() {
+            if self.command.ended().is_some() {
                 return Duration::ZERO;
             }
         }

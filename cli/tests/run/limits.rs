@@ -71,25 +71,27 @@ fn stop_after_kills_a_command_of_a_lost_lock(rig: &Rig) {
 
 /// Its own process ends at the first signal, and its child does not.
 fn what_is_left_of_a_command_is_watched(rig: &Rig) {
-    let args = ["--ttl", "1h", "--kill-after", "100ms", "--stop-after", "1h"];
-    let args = [&args[..], &["a"]].concat();
-    let end_first = |script: &str| {
-        let run = rig.start(&args, script);
-        rig.until_file("ready");
-        run.signal(Signal::TERM);
-        rig.until_reaped(rig.pid("first"));
-        run
-    };
-    let run = end_first(FORKING);
-    force(rig);
-    assert_eq!(run.code(), 79);
-    assert!(!is_alive(rig.pid("second")));
+    for more in [&["--stop-after", "1h", "a"][..], &["a"]] {
+        let args = [&["--ttl", "1h", "--kill-after", "100ms"], more].concat();
+        let end_first = |script: &str| {
+            let run = rig.start(&args, script);
+            rig.until_file("ready");
+            run.signal(Signal::TERM);
+            rig.until_reaped(rig.pid("first"));
+            run
+        };
+        let run = end_first(FORKING);
+        force(rig);
+        assert_eq!(run.code(), 79);
+        assert!(!is_alive(rig.pid("second")));
 
-    rig.remove(&["first", "second", "ready"]);
-    let run = end_first(&FORKING.replace("trap '' TERM", "trap '' TERM; trap exit HUP"));
-    run.signal(Signal::HUP);
-    assert_eq!(run.code(), 143);
-    assert!(!is_alive(rig.pid("second")));
+        rig.remove(&["first", "second", "ready"]);
+        let run = end_first(&FORKING.replace("trap '' TERM", "trap '' TERM; trap exit HUP"));
+        run.signal(Signal::HUP);
+        assert_eq!(run.code(), 143);
+        assert!(!is_alive(rig.pid("second")));
+        rig.remove(&["first", "second", "ready"]);
+    }
 }
 
 fn status_file_tells_our_status_from_the_commands(rig: &Rig) {

@@ -13,8 +13,8 @@ use rustix::process::{Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
-use crate::loss::force;
-use crate::rig::{Case, Rig, Running, TIMEOUT, code};
+use crate::loss::{FORKING, force};
+use crate::rig::{Case, Rig, Running, TIMEOUT, code, is_alive};
 
 pub(crate) const CASES: &[Case] = cases![
     ctrl_c_reaches_the_command,
@@ -124,6 +124,15 @@ fn ctrl_c_reaches_the_command(rig: &Rig) {
     screen.press("\x03");
     screen.wait_for("caught");
     assert_eq!(screen.program.code(), 3);
+    // A process that it leaves behind goes on after INT, as all do that a script starts with `&`.
+    let script = FORKING.replace("trap '' TERM", "trap '' INT; trap exit HUP");
+    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-c", &script]);
+    rig.until_file("ready");
+    screen.press("\x03");
+    rig.until_reaped(rig.pid("first"));
+    screen.program.signal(Signal::HUP);
+    assert_eq!(screen.program.code(), 130);
+    assert!(!is_alive(rig.pid("second")));
 }
 
 fn ctrl_c_ends_the_wait(rig: &Rig) {
