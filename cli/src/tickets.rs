@@ -5,11 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use lockkeeper::admin::set_process_label;
 use lockkeeper::backend::{Capability, OpenOptions};
-use lockkeeper::{
-    AcquireOptions, LeasePolicy, LockGuard, LockKeeper, LockName, Released, Ticket, Wait,
-};
+use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::{LeasePolicy, LockGuard, LockKeeper, LockName, Released, Ticket};
 
-use crate::args::{StoreArgs, duration, wait};
+use crate::args::{StoreArgs, WaitArgs, duration};
 use crate::failure::{Failure, LOST, SYSTEM, USAGE};
 use crate::output;
 use crate::settings;
@@ -22,7 +21,8 @@ No process renews the lock. It ends --ttl after this command, unless `renew --ti
 command, `run` is safer: it renews the lock, and notices its loss.
 
 The store is SQLite, Redis, etcd, Consul, ZooKeeper, or PostgreSQL, MySQL or MariaDB with locks=table. `renew` and
-`release` need the same --url or config: a ticket contains no password.
+`release` need the same --url or config: a ticket contains no password. A `fallback` is never used: they would not
+find its locks.
 
   ticket=$(lockkeeper acquire deploy:web --ttl 10m) || exit
   ./first-step && lockkeeper renew --ticket \"$ticket\" >/dev/null && ./second-step
@@ -58,14 +58,8 @@ pub(crate) struct Acquire {
     #[command(flatten)]
     store: StoreArgs,
 
-    /// How long to wait for the lock, and for the store to come up: 10m, a number of seconds such as 1.5, or
-    /// `forever`. Default: forever for the lock, and the config's `open_wait`, or not at all, for the store.
-    #[arg(short, long, value_name = "DUR", value_parser = wait)]
-    wait: Option<Wait>,
-
-    /// Make one attempt, and do not wait.
-    #[arg(short, long, conflicts_with = "wait")]
-    no_wait: bool,
+    #[command(flatten)]
+    wait: WaitArgs,
 
     /// How long the lock lives without a renewal. Default: the store's `ttl`, or 30s.
     #[arg(long, value_name = "DUR", value_parser = duration)]
@@ -139,25 +133,14 @@ pub(crate) fn acquire(args: &Acquire) -> Result<u8, Failure> {
     if let Some(label) = &args.label {
         set_process_label(label).map_err(Failure::usage)?;
     }
-    let wait = match args.wait {
-        _ if args.no_wait => Wait::AtMost(Duration::ZERO),
-        wait => wait.unwrap_or(Wait::Forever),
-    };
-    let opening = match (args.wait, wait) {
-        (None, Wait::Forever) => OpenOptions::new(),
-        (_, Wait::AtMost(wait)) => OpenOptions::new().wait(wait),
-        (_, Wait::Forever) => OpenOptions::new().wait_forever(),
-    };
-    let keeper = settings::open(&args.store, &opening, |config| {
-        config.require(Capability::Tickets)
+    let began = SystemClock.now();
+    let keeper = settings::open(&args.store, &args.wait.opening(), |config| {
+        config.without("fallback").require(Capability::Tickets)
     })?;
+    let options = args.wait.acquisition(began);
     let options = match args.ttl {
-        Some(ttl) => AcquireOptions::new().lease(LeasePolicy::Renewed { ttl }),
-        None => AcquireOptions::new(),
-    };
-    let options = match wait {
-        Wait::AtMost(wait) => options.wait(wait),
-        Wait::Forever => options.wait_forever(),
+        Some(ttl) => options.lease(LeasePolicy::Renewed { ttl }),
+        None => options,
     };
     let acquired = keeper.acquire(&name, &options);
     let Some(guard) = acquired.map_err(Failure::acquisition)? else {

@@ -4,6 +4,7 @@
 mod compare;
 mod operate;
 mod run;
+mod wait;
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use lockkeeper::backend::KeyValue as _;
 #[cfg(feature = "compare")]
 pub(crate) use compare::Compare;
 pub(crate) use operate::{Choice, Doctor, Unlock, Who};
-pub(crate) use run::{OnLost, Run, wait};
+pub(crate) use run::{OnLost, Run};
+pub(crate) use wait::WaitArgs;
 
 use crate::tickets;
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use lockkeeper::{MAX_PERMITS, Mode, Wait};
+use lockkeeper::{MAX_PERMITS, Mode};
 
-use super::{StoreArgs, duration};
+use super::{StoreArgs, WaitArgs, duration};
 
 pub(super) const ABOUT: &str = include_str!("run_about.txt").trim_ascii_end();
 pub(super) const DETAILS: &str = include_str!("run_details.txt").trim_ascii_end();
@@ -22,14 +22,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
-    /// How long to wait for the lock, and for the store to come up: 10m, a number of seconds such as
-    /// 1.5, or `forever`. Default: forever for the lock, and the config's `open_wait`, or not at all, for the store.
-    #[arg(short, long, value_name = "DUR", value_parser = wait)]
-    pub(crate) wait: Option<Wait>,
-
-    /// Make one attempt, and do not wait.
-    #[arg(short, long, conflicts_with = "wait")]
-    pub(crate) no_wait: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
 
     /// Acquire a shared lock: beside any number of others that are shared, and beside none that is not.
     /// See below.
@@ -147,21 +141,6 @@ impl Run {
             Some(line) => vec!["/bin/sh".into(), "-c".into(), line.clone()],
             None => self.command.clone(),
         }
-    }
-}
-
-/// The longest wait of a keeper.
-const MAX_WAIT: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
-
-pub(crate) fn wait(text: &str) -> Result<Wait, String> {
-    match text {
-        "forever" => Ok(Wait::Forever),
-        text => match duration(text)? {
-            wait if wait > MAX_WAIT => {
-                Err("longer than a hundred years; wait less, or `forever`".to_owned())
-            }
-            wait => Ok(Wait::AtMost(wait)),
-        },
     }
 }
 

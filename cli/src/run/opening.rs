@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
-use lockkeeper::backend::OpenOptions;
-use lockkeeper::clock::{Clock, HostInstant, SystemClock};
-use lockkeeper::{CancelToken, LockKeeper, Wait};
+use lockkeeper::{CancelToken, LockKeeper};
 use rustix::process::Signal;
 
 use super::signals::{Event, EventForwarder, end_signal};
@@ -21,16 +19,6 @@ pub(super) enum Opened {
     Signal(Signal),
 }
 
-/// Returns until when `--wait` lets the store come up: now, if it is not given.
-pub(super) fn deadline(args: &args::Run) -> HostInstant {
-    let now = SystemClock.now();
-    match args.wait {
-        Some(Wait::Forever) => HostInstant::NEVER,
-        Some(Wait::AtMost(wait)) => now + wait,
-        None => now,
-    }
-}
-
 /// Opens the store. While it is out of reach, tries again as long as `--wait` says, or `open_wait` if
 /// neither `--wait` nor `--no-wait` is given.
 ///
@@ -42,13 +30,7 @@ pub(super) fn open(
     sender: Sender<Event>,
     events: &Receiver<Event>,
 ) -> Result<Opened, Failure> {
-    let options = OpenOptions::new().cancel(cancel);
-    let options = match (args.no_wait, args.wait) {
-        (true, _) => options.wait(Duration::ZERO),
-        (false, Some(Wait::AtMost(wait))) => options.wait(wait),
-        (false, Some(Wait::Forever)) => options.wait_forever(),
-        (false, None) => options,
-    };
+    let options = args.wait.opening().cancel(cancel);
     let observer = Arc::new(EventForwarder::new(sender));
     let opened = settings::open(&args.store, &options, |config| config.observer(observer));
     match end_signal(events, Duration::ZERO) {

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use crossbeam_channel::unbounded;
 use lockkeeper::admin::set_process_label;
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
-use lockkeeper::{AcquireOptions, CancelToken, Capability, ErrorKind, LockKeeper, Released, Wait};
+use lockkeeper::{CancelToken, Capability, ErrorKind, LockKeeper, Released, Wait};
 use rustix::process::{Pid, Signal, kill_current_process_group};
 
 use super::command::{self, CHILD, CommandProcess, NOT_RUN, Status};
@@ -118,7 +118,7 @@ fn run(args: &args::Run) -> Result<End, Failure> {
     let wait = CancelToken::new();
     let is_running = Arc::new(AtomicBool::new(false));
     listen(sender.clone(), wait.clone(), Arc::clone(&is_running))?;
-    let until = opening::deadline(args);
+    let began = SystemClock.now();
     let keeper = match opening::open(args, &wait, sender, &events)? {
         Opened::Store(keeper) => keeper,
         Opened::Signal(signal) => return Ok(interrupted(signal)),
@@ -129,7 +129,7 @@ fn run(args: &args::Run) -> Result<End, Failure> {
         return Err(Failure::new(CONFIG, format!("{store}: {text}")));
     }
     let plan = Plan::new(args, &keeper)?;
-    let Some(guard) = acquire(args, &keeper, &request, plan, until, &wait)? else {
+    let Some(guard) = acquire(args, &keeper, &request, plan, began, &wait)? else {
         return match end_signal(&events, Duration::ZERO) {
             Some(signal) => Ok(interrupted(signal)),
             None => Err(conflict(args, &keeper, &request)),
@@ -207,22 +207,18 @@ fn run(args: &args::Run) -> Result<End, Failure> {
     }
 }
 
-/// Acquires the lock. A wait that is limited ends at `until`. Returns `None` if other holders have it, or if a
-/// signal ended the wait.
+/// Acquires the lock. The wait began at `began`. Returns `None` if other holders have it, or if a signal ended the
+/// wait.
 fn acquire(
     args: &args::Run,
     keeper: &LockKeeper,
     request: &Request,
     plan: Plan,
-    until: HostInstant,
+    began: HostInstant,
     cancel: &CancelToken,
 ) -> Result<Option<Guard>, Failure> {
-    let options = AcquireOptions::new().lease(plan.policy).cancel(cancel);
-    let options = match (args.no_wait, args.wait) {
-        (true, _) => options.wait(Duration::ZERO),
-        (false, Some(Wait::AtMost(_))) => options.wait(until.saturating_since(SystemClock.now())),
-        (false, Some(Wait::Forever) | None) => options.wait_forever(),
-    };
+    let options = args.wait.acquisition(began);
+    let options = options.lease(plan.policy).cancel(cancel);
     request
         .acquire(keeper, &options)
         .or_else(|error| match error.kind() {
@@ -257,7 +253,7 @@ fn interrupted(signal: Signal) -> End {
 
 /// Returns the error for a lock that was not acquired in time. It names the holders, if the store knows them.
 fn conflict(args: &args::Run, keeper: &LockKeeper, request: &Request) -> Failure {
-    let advice = match args.wait {
+    let advice = match args.wait.wait {
         Some(Wait::AtMost(wait)) if !wait.is_zero() => format!(
             ", and the wait of {} is over; the command was not run: try later, or --wait longer",
             humantime::format_duration(wait)

@@ -87,6 +87,10 @@ fn fallback_is_opened_when_the_wait_is_over(rig: &Rig) {
     assert_eq!(endless.code(), 143);
     assert!(!fell_back("forever"), "{}", rig.read("forever"));
     assert!(rig.exists("started-3s") && !rig.exists("started-forever"));
+    // A ticket of the fallback would be refused where the first store answers.
+    let mut acquire = rig.lockkeeper(&["acquire", "--wait", "0s", "a"]);
+    with_fallback(&mut acquire, rig.url());
+    exits(&acquire.output().unwrap(), 69);
 }
 
 fn fallback_is_checked_before_the_wait(rig: &Rig) {
