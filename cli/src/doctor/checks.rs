@@ -222,13 +222,13 @@ fn hand_over(pair: &Pair<'_>, topic: &'static str) -> Checked {
 fn expire(pair: &Pair<'_>, topic: &'static str) -> Checked {
     let least = pair.keeper.capabilities().min_ttl();
     let ttl = least.max(Duration::from_millis(500));
-    let options = step_options();
-    let fixed = options.clone().lease(LeasePolicy::Fixed { ttl });
+    let fixed = step_options().lease(LeasePolicy::Fixed { ttl });
     let began = Instant::now();
     let Some(guard) = pair.keeper.acquire(&pair.name, &fixed)? else {
         return Err("the name is busy: another program holds it".into());
     };
-    let next = pair.other.acquire(&pair.name, &options)?;
+    let next = step_options().wait(ttl + STEP_TIMEOUT);
+    let next = pair.other.acquire(&pair.name, &next)?;
     let took = began.elapsed();
     let Some(next) = next else {
         let what = "an expired lease is not granted again: a dead holder's lock stays forever";

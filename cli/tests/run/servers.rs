@@ -1,8 +1,13 @@
 //! All verbs of the command on each kind of server. What differs between the stores beyond that is in the suites of the
 //! library.
 
+use std::time::Duration;
+
 use libtest_mimic::Trial;
-use lockkeeper_testkit::{MySqlKind, MySqlServer, Shared, StoreKind, TestServer as _, suite};
+use lockkeeper_testkit::{
+    ConsulKind, ConsulOptions, ConsulServer, MySqlKind, MySqlServer, Shared, StoreKind,
+    TestServer as _, suite,
+};
 use serde_json::Value;
 
 use crate::loss::force;
@@ -11,13 +16,27 @@ use crate::operate::{fits, out};
 use crate::rig::{Rig, code, contains, exits, fails, stderr_of};
 use crate::tickets;
 
+const CONSUL: ConsulKind = ConsulKind::Consul1_8;
+
 /// The conformance suite covers how other versions differ.
 pub(crate) fn trials() -> Vec<Trial> {
     let trial = |kind: StoreKind| {
         let name = format!("{kind}::all_verbs_work");
         suite::named_trial(name, move || kind.ignored(), move || on(kind))
     };
-    StoreKind::servers().into_iter().map(trial).collect()
+    let mut trials: Vec<_> = StoreKind::servers().into_iter().map(trial).collect();
+    let name = format!("{CONSUL}::doctor_waits_for_the_shortest_ttl");
+    trials.push(suite::named_trial(
+        name,
+        || CONSUL.ignored(),
+        || {
+            // Consul's own, which makes the shortest ttl 20 s.
+            let usual = ConsulOptions::new().min_ttl(Duration::from_secs(10));
+            let server = ConsulServer::start(CONSUL, &usual).unwrap();
+            is_healthy(&Rig::on_server(&server.url()));
+        },
+    ));
+    trials
 }
 
 fn on(kind: StoreKind) {
