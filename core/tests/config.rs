@@ -305,6 +305,10 @@ fn no_part_of_a_password_is_shown() {
         "redis://bob:50%s3cret@h/",
         "redis://bob:s3cret?1234=1@h/",
         "redis://s3cret$1234",
+        "redis://h?password=1234&s3cret",
+        "quorum:?member=redis://:12&s3cret@h1&member=redis://h2",
+        "quorum:?member=redis://:12&s3cret&34@h1&member=redis://h2",
+        "quorum:?member=redis://:12&s3cret=x@h1&member=redis://h2",
     ] {
         let error = Config::from_url(url).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidUrl, "{url}");
@@ -319,6 +323,7 @@ fn no_part_of_a_password_is_shown() {
         "sqlite:/srv/a@b.db",
         "redis://me:x@h/1",
         "redis://h/1?fallback=redis://me:x@other/",
+        "mysql://h?fallback=mysql://other/&user=me@h",
         "mysql:?socket=/run/a@b.sock",
     ] {
         assert!(Config::from_url(url).is_ok(), "{url}");

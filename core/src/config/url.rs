@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
+use super::keys::is_list;
 use crate::error::{Error, ErrorKind};
 
 /// What stays as it is in a part of a location.
@@ -74,20 +75,20 @@ impl StoreUrl {
         };
         let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let pairs = query.split('&').filter(|pair| !pair.is_empty());
-        let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
         // Else the rest of a password would be taken for a database or a key, and shown.
-        let mut behind = pairs.clone().map(|(key, _)| key).chain([path, fragment]);
-        if !authority.is_empty() && behind.any(|part| part.contains('@')) {
+        if !authority.is_empty() && [path, fragment].iter().any(|part| part.contains('@')) {
             return Err(not_encoded());
         }
+        let pairs = split_query(query)?;
         if text.contains('#') {
             return Err(invalid(
                 "a store's URL has no part behind `#`; write a `#` in a path as %23",
             ));
         }
         // A `+` is a `+`, as everywhere else in a URL and in all other sources of these values.
-        let pairs = pairs.map(|(key, value)| Ok((decoded(key)?, decoded(value)?)));
+        let pairs = pairs
+            .iter()
+            .map(|(key, value)| Ok((decoded(key)?, decoded(value)?)));
         let pairs = pairs.collect::<Result<_, Error>>()?;
         let url = Self {
             scheme: scheme.to_ascii_lowercase(),
@@ -172,8 +173,28 @@ impl StoreUrl {
 }
 
 /// What to do about characters of a user or password that end it early.
-const ENCODE: &str =
-    "in a user or password write `@`, `/`, `?`, `#` and `%` as %40, %2F, %3F, %23 and %25";
+const ENCODE: &str = "in a user or password write `@`, `/`, `?`, `#`, `&` and `%` as %40, %2F, %3F, %23, %26 and %25";
+
+/// Splits a query into keys and values. A part of a password is no key: a `&` in it ends a password that is a value, and
+/// the URL of a member or fallback.
+fn split_query(query: &str) -> Result<Vec<(&str, &str)>, Error> {
+    let mut pairs = Vec::new();
+    let mut ends_before_host = false;
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let Some((key, value)) = pair.split_once('=') else {
+            return Err(invalid(&format!("a key of the URL has no value; {ENCODE}")));
+        };
+        if key.contains('@') || (ends_before_host && !is_list(key) && value.contains('@')) {
+            return Err(not_encoded());
+        }
+        if is_list(key) {
+            let authority = value.split_once("://").map(|(_, authority)| authority);
+            ends_before_host = authority.is_some_and(|it| !it.contains(['@', '/', '?']));
+        }
+        pairs.push((key, value));
+    }
+    Ok(pairs)
+}
 
 /// Reads `HOST:PORT`, of which each part can be left out.
 fn host_and_port(address: &str) -> Result<(Option<String>, Option<u16>), Error> {
