@@ -7,6 +7,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::fs;
 use std::ops::DerefMut;
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use lockkeeper_remote::{Endpoint, RemoteOptions, Supplier, remote_setters};
 use mysql::ClientIdentity;
 use mysql::Conn;
 use mysql::{Opts, OptsBuilder};
+use mysql_common::crypto::encrypt;
 
 use crate::connection::wire::AnyConn;
 
@@ -241,10 +243,14 @@ impl MySqlOptions {
         let key = fs::read_to_string(file).map_err(|error| {
             invalid(format!("`server_key_file` {shown} cannot be read")).with_source(error)
         })?;
-        match key.contains("-----BEGIN PUBLIC KEY-----") {
+        let edges = ["-----BEGIN PUBLIC KEY-----", "-----END PUBLIC KEY-----"];
+        // As many bytes as a login encrypts: a short key does not fit each password.
+        let password = vec![1; self.remote.password.as_ref().map_or(0, String::len) + 1];
+        let encrypts = || catch_unwind(|| encrypt(&password, key.as_bytes())).is_ok();
+        match edges.iter().all(|edge| key.contains(edge)) && encrypts() {
             true => Ok(()),
             false => Err(invalid(format!(
-                "`server_key_file` {shown} has no public key in PEM; copy the server's public_key.pem"
+                "`server_key_file` {shown} has no whole public key of RSA in PEM that fits the password; copy the server's public_key.pem"
             ))),
         }
     }

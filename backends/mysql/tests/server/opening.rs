@@ -102,9 +102,15 @@ fn password_is_given_to_a_known_server_only(kind: MySqlKind) {
     refused(&url, ErrorKind::PermissionDenied, &says);
     let with_key = |file: &str| format!("{url}&server_key_file={file}");
     let authority = &server.certificates().unwrap().authority;
+    let text = std::fs::read_to_string(&key).unwrap();
+    let [cut, damaged] = ["cut", "damaged"].map(|name| key.with_extension(name));
+    std::fs::write(&cut, &text[..text.len() / 2]).unwrap();
+    std::fs::write(&damaged, text.replacen("MII", "AII", 1)).unwrap();
     for (file, word) in [
         ("/nowhere", "cannot be read"),
-        (authority.to_str().unwrap(), "no public key"),
+        (authority.to_str().unwrap(), "no whole public key"),
+        (cut.to_str().unwrap(), "no whole public key"),
+        (damaged.to_str().unwrap(), "no whole public key"),
     ] {
         refused(&with_key(file), ErrorKind::InvalidValue, &[word]);
     }
