@@ -98,12 +98,12 @@ impl StoreUrl {
         Ok((url.with_authority(authority)?, pairs))
     }
 
-    /// Adds `USER:PASSWORD@HOST:PORT`.
     pub(crate) fn with_path(self, path: &str) -> Self {
         let path = path.to_owned();
         Self { path, ..self }
     }
 
+    /// Adds `USER:PASSWORD@HOST:PORT`.
     fn with_authority(mut self, authority: &str) -> Result<Self, Error> {
         let (login, address) = authority.rsplit_once('@').unwrap_or(("", authority));
         let mut escapes = login.split('%').skip(1);
