@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lockkeeper::backend::{OpenOptions, drivers};
-use lockkeeper::{Config, Error, ErrorKind, LockKeeper};
+use lockkeeper::{Config, Error, LockKeeper};
 
 use crate::args::StoreArgs;
 use crate::failure::{CONFIG, Failure};
@@ -173,10 +173,12 @@ pub(crate) struct NewFile {
 }
 
 impl NewFile {
-    /// Returns `None` if the store is no SQLite file, or if the file exists.
+    /// Returns `None` if the store is no SQLite file, or if the file exists. A link to nothing exists: no lock is
+    /// created through it.
     pub(crate) fn find(args: &StoreArgs) -> Result<Option<Self>, Failure> {
         let url = find(args)?.0.url().clone();
-        let is_missing = matches!(Path::new(url.path()).try_exists(), Ok(false));
+        let found = Path::new(url.path()).symlink_metadata();
+        let is_missing = found.is_err_and(|error| error.kind() == NotFound);
         Ok((url.scheme() == "sqlite" && is_missing).then(|| Self {
             path: url.path().to_owned(),
             tried: format!("{}-doctor-{:08x}", url.path(), std::process::id()),
@@ -211,16 +213,10 @@ pub(crate) fn open_existing(args: &StoreArgs) -> Result<LockKeeper, Failure> {
     let options = OpenOptions::new().wait(Duration::ZERO);
     with_config(args, |config| {
         let config = config.without("fallback");
-        if config.url().scheme() != "sqlite" {
-            return drivers().open_with(&config, &options);
-        }
-        let uncreated = config.clone().set("create", "false");
-        // The config has a `create` of its own, which cannot be replaced.
-        let path = Path::new(config.url().path());
-        if uncreated.is_err() && matches!(path.try_exists(), Ok(false)) {
-            let text = format!("there is no file {path:?}, and this command does not create it");
-            return Err(Error::new(ErrorKind::Incompatible, text));
-        }
-        drivers().open_with(&uncreated.unwrap_or(config), &options)
+        let config = match config.url().scheme() {
+            "sqlite" => config.without("create").set("create", "false")?,
+            _ => config,
+        };
+        drivers().open_with(&config, &options)
     })
 }

@@ -190,10 +190,14 @@ fn unlock_with_yes_frees_without_an_open_output(rig: &Rig) {
 fn who_unlock_and_doctor_create_no_store(rig: &Rig) {
     let url = format!("sqlite:{}", rig.path("typo.db").display());
     let explicit = format!("{url}?create=false");
+    let overruled = format!("{url}?create=true");
+    std::os::unix::fs::symlink("nowhere", rig.path("link")).unwrap();
+    let link = format!("sqlite:{}", rig.path("link").display());
     for (args, url) in [
         (&["who", "--json"][..], &url),
         (&["unlock", "--force", "a"], &url),
         (&["who"], &explicit),
+        (&["who"], &overruled),
     ] {
         let args = [args, &["--url", url]].concat();
         let output = rig.lockkeeper(&args).output().unwrap();
@@ -209,12 +213,9 @@ fn who_unlock_and_doctor_create_no_store(rig: &Rig) {
     let before = files();
     for (url, part, is_usable) in [
         (&url, "the first lock creates", true),
-        (
-            &format!("{url}?create=true"),
-            "the first lock creates",
-            true,
-        ),
+        (&overruled, "the first lock creates", true),
         (&explicit, "there is no file", false),
+        (&link, "there is no file", false),
         (&"sqlite:/nowhere/typo.db".to_owned(), "create it", false),
     ] {
         let output = rig.lockkeeper(&["doctor", "--url", url]).output().unwrap();
