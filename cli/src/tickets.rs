@@ -114,6 +114,10 @@ impl TicketArgs {
             let read = io::stdin().lock().read_line(&mut text);
             read.map_err(|error| Failure::system("read the ticket", &error))?;
         }
+        if text.trim().is_empty() {
+            let text = "the ticket is empty; did the `acquire` that was to print it fail?";
+            return Err(Failure::new(USAGE, text));
+        }
         let ticket = text.trim().parse();
         ticket.map_err(|error: lockkeeper::Error| Failure::new(USAGE, error.to_string()))
     }

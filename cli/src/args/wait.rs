@@ -45,7 +45,7 @@ impl WaitArgs {
         let options = AcquireOptions::new();
         match self.chosen() {
             Some(Wait::AtMost(wait)) => {
-                options.wait((began + wait).saturating_since(SystemClock.now()))
+                options.wait(wait.saturating_sub(SystemClock.now().saturating_since(began)))
             }
             Some(Wait::Forever) | None => options.wait_forever(),
         }
