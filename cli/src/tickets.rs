@@ -3,12 +3,11 @@
 use std::io::{self, BufRead};
 use std::time::{Duration, SystemTime};
 
-use lockkeeper::admin::set_process_label;
 use lockkeeper::backend::{Capability, OpenOptions};
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{LeasePolicy, LockGuard, LockKeeper, LockName, Released, Ticket};
 
-use crate::args::{StoreArgs, WaitArgs, duration};
+use crate::args::{LabelArgs, StoreArgs, WaitArgs, duration};
 use crate::failure::{Failure, LOST, SYSTEM, USAGE};
 use crate::output;
 use crate::settings;
@@ -38,7 +37,8 @@ Exit status:
 pub(crate) const RENEW: &str = "\
 Gives the lock of a ticket another ttl from now on, and prints the ticket with its new times.
 
-The old text stays valid as well. A program that has resumed the ticket loses the lock by this.";
+The old text stays valid as well. A program that has resumed the ticket loses the lock by this. From then on, `who`
+shows this command and its --label.";
 pub(crate) const RELEASE: &str = "\
 Frees the lock of a ticket.
 
@@ -69,9 +69,8 @@ pub(crate) struct Acquire {
     #[arg(short = 'E', long, value_name = "N", default_value_t = 75)]
     conflict_exit_code: u8,
 
-    /// What `who` shows beside the process, such as the name of the job: up to 40 characters of ASCII.
-    #[arg(long, value_name = "TEXT")]
-    label: Option<String>,
+    #[command(flatten)]
+    label: LabelArgs,
 
     /// The lock's name.
     #[arg(value_name = "NAME")]
@@ -87,6 +86,9 @@ pub(crate) struct Renew {
     /// How long the lock lives from now on. Default: the ticket's ttl.
     #[arg(long, value_name = "DUR", value_parser = duration)]
     ttl: Option<Duration>,
+
+    #[command(flatten)]
+    label: LabelArgs,
 }
 
 /// The options of `release`.
@@ -134,9 +136,7 @@ impl TicketArgs {
 /// Returns the exit status of `lockkeeper acquire`.
 pub(crate) fn acquire(args: &Acquire) -> Result<u8, Failure> {
     let name = LockName::new(args.name.as_str()).map_err(Failure::usage)?;
-    if let Some(label) = &args.label {
-        set_process_label(label).map_err(Failure::usage)?;
-    }
+    args.label.apply()?;
     let began = SystemClock.now();
     let keeper = settings::open(&args.store, &args.wait.opening(), |config| {
         config.without("fallback").require(Capability::Tickets)
@@ -166,6 +166,7 @@ pub(crate) fn acquire(args: &Acquire) -> Result<u8, Failure> {
 
 /// Returns the exit status of `lockkeeper renew`.
 pub(crate) fn renew(args: &Renew) -> Result<u8, Failure> {
+    args.label.apply()?;
     let ticket = args.of.ticket()?;
     let keeper = args.of.open(args.ttl.unwrap_or(ticket.ttl()))?;
     print(&keeper.resume(&ticket)?.detach()?).map(|()| 0)

@@ -9,6 +9,7 @@ mod wait;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use lockkeeper::admin::set_process_label;
 use lockkeeper::backend::KeyValue as _;
 
 #[cfg(feature = "compare")]
@@ -17,6 +18,7 @@ pub(crate) use operate::{Choice, Doctor, Unlock, Who};
 pub(crate) use run::{OnLost, Run};
 pub(crate) use wait::WaitArgs;
 
+use crate::failure::Failure;
 use crate::tickets;
 
 /// How to begin.
@@ -122,6 +124,24 @@ pub(crate) struct StoreArgs {
     /// have a `url`, name one, as in app.toml:locks.
     #[arg(long, value_name = "FILE[:TABLE]", conflicts_with = "url")]
     pub(crate) config: Option<std::path::PathBuf>,
+}
+
+/// The option `--label`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct LabelArgs {
+    /// What `who` shows beside the process, such as the name of the job: up to 40 characters of ASCII.
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
+}
+
+impl LabelArgs {
+    /// Makes the label that of this process.
+    pub(crate) fn apply(&self) -> Result<(), Failure> {
+        let label = self.label.as_deref();
+        label
+            .map_or(Ok(()), set_process_label)
+            .map_err(Failure::usage)
+    }
 }
 
 /// Parses a duration as people write it, or a number of seconds, as `flock` and `watch` take it.

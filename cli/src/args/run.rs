@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use lockkeeper::{MAX_PERMITS, Mode};
 
-use super::{StoreArgs, WaitArgs, duration};
+use super::{LabelArgs, StoreArgs, WaitArgs, duration};
 
 pub(super) const ABOUT: &str = include_str!("run_about.txt").trim_ascii_end();
 pub(super) const DETAILS: &str = include_str!("run_details.txt").trim_ascii_end();
@@ -77,9 +77,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DUR", value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) hold_at_least: Duration,
 
-    /// What `who` shows beside the process, such as the name of the job: up to 40 characters of ASCII.
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) label: Option<String>,
+    #[command(flatten)]
+    pub(crate) label: LabelArgs,
 
     /// Write to this file by whom the exit status is: `command 1` or `lockkeeper 79`. Without it, 75 may be
     /// either. The file is emptied at the start.

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::unbounded;
-use lockkeeper::admin::set_process_label;
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{CancelToken, Capability, ErrorKind, LockKeeper, Released, Wait};
 use rustix::process::{Pid, Signal, kill_current_process_group};
@@ -111,9 +110,7 @@ impl End {
 
 fn run(args: &args::Run) -> Result<End, Failure> {
     let request = Request::new(args)?;
-    if let Some(label) = &args.label {
-        set_process_label(label).map_err(Failure::usage)?;
-    }
+    args.label.apply()?;
     let (sender, events) = unbounded();
     let wait = CancelToken::new();
     let is_running = Arc::new(AtomicBool::new(false));

@@ -42,10 +42,12 @@ fn ticket_is_good_until_the_lock_is_released(rig: &Rig) {
     exits(&command(rig, &["acquire", "-n", "-E", "0", "deploy"]), 0);
     exits(&rig.run(&["-n", "deploy"], "true"), 75);
 
-    let renewed = command(rig, &["renew", "--ttl", "20m", "--ticket", &ticket]);
+    let renew = ["renew", "--ttl", "20m", "--label", "step 2", "--ticket"];
+    let renewed = command(rig, &[&renew[..], &[&ticket]].concat());
     exits(&renewed, 0);
     assert_ne!(out(&renewed).trim_end(), ticket);
     let held = rig.who("deploy");
+    assert_eq!(held["label"], "step 2");
     assert!(held["remaining_ms"].as_u64().unwrap() > 1_100_000, "{held}");
 
     // The first ticket, from standard input.
