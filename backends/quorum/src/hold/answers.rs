@@ -144,7 +144,11 @@ impl Hold {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "these are tests")]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "these are tests"
+)]
 mod tests {
     use lockkeeper_core::{AcquireRequest, Grant, LockName, LockProvider, SystemClock};
     use lockkeeper_local::MemoryProvider;
@@ -191,6 +195,8 @@ mod tests {
         let hold = hold();
         let answers = [Renewal::Lost, Renewal::Renewed, Renewal::Renewed];
         assert_eq!(renew(&hold, at(0), &answers), Tally::Live);
+        // A later answer of the same `unlock` is not undone by then.
+        assert!(hold.begin_regaining(at(999)).is_empty());
         assert_eq!(hold.begin_regaining(at(1_000)), [0]);
         let next = hold.voted(0, at(2_000), at(2_000), Ok(Some(grant())));
         assert!(next.is_some_and(|next| !Arc::ptr_eq(&next.hold, &hold)));
@@ -199,5 +205,19 @@ mod tests {
         assert_eq!(hold.begin_regaining(at(3_000)), [0]);
         let answers = [Renewal::Renewed, Renewal::Lost];
         assert_eq!(renew(&hold, at(3_000), &answers), Tally::Lost);
+    }
+
+    #[test]
+    fn members_that_lose_the_lease_one_after_the_other_are_regained() {
+        let hold = hold();
+        for (member, now) in [at(0), at(1_000), at(2_000)].into_iter().enumerate() {
+            let mut answers = [Renewal::Renewed; 3];
+            answers[member] = Renewal::Lost;
+            assert_eq!(renew(&hold, now, &answers), Tally::Live);
+            let now = now + REGAINED_AFTER;
+            assert_eq!(hold.begin_regaining(now), [member]);
+            let next = hold.voted(member, now, HostInstant::NEVER, Ok(Some(grant())));
+            assert!(next.is_none());
+        }
     }
 }

@@ -13,16 +13,16 @@ mod watched;
 
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, HostInstant, LockName, SystemClock};
+use lockkeeper_core::{HostInstant, LockName};
 
-const TTL: Duration = Duration::from_secs(30);
-const WAIT: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(3600);
+/// No lease ends by itself while a case runs, however busy the machine is.
+const TTL: Duration = HOUR;
+/// The longest wait for another thread.
+const WAIT: Duration = Duration::from_secs(30);
+/// The deadline of requests that are answered, however busy the machine is.
+const NEVER: HostInstant = HostInstant::NEVER;
 
 fn name() -> LockName {
     LockName::new("seat:42").expect("the name is valid")
-}
-
-fn soon() -> HostInstant {
-    SystemClock.now() + WAIT
 }

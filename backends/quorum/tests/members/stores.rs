@@ -13,7 +13,7 @@ use lockkeeper_local::SqliteProvider;
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
 use tempfile::TempDir;
 
-use crate::{TTL, name, soon};
+use crate::{NEVER, TTL, name};
 
 /// Grants another name at a store, with the epoch of a time ahead of now. Then the store refuses all epochs up to
 /// that one.
@@ -22,14 +22,24 @@ pub(crate) fn raise(store: &dyn LockProvider, ahead: Duration) -> Result<u64, Er
     let last = epoch_at(SystemTime::now() + ahead);
     let request = AcquireRequest::attempt(&name, TTL, &clock).with_proposed_epoch(last);
     let mut grant = store.acquire(&request)?.expect("it is free");
-    store.release(&mut grant.lease, soon())?;
+    store.release(&mut grant.lease, NEVER)?;
     Ok(last)
 }
 
 /// Makes an attempt to acquire the name.
 pub(crate) fn attempt(quorum: &dyn LockProvider) -> Result<Option<Grant<ErasedLease>>, Error> {
-    let (name, clock) = (name(), SystemClock);
+    let (name, clock) = (name(), ReadClock::new());
     quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock))
+}
+
+/// Repeats a request until a majority answers in time.
+pub(crate) fn until_answered<T>(ask: impl Fn() -> Result<T, Error>) -> T {
+    loop {
+        match ask() {
+            Ok(answer) => return answer,
+            Err(error) => assert!(error.is_retryable(), "{error:?}"),
+        }
+    }
 }
 
 /// A clock that stands still until a test moves it.
@@ -50,6 +60,23 @@ impl StoppedClock {
 impl Clock for StoppedClock {
     fn now(&self) -> HostInstant {
         HostInstant::from_nanos(self.0.load(Ordering::SeqCst))
+    }
+}
+
+/// A clock that goes on by 5 ms whenever the caller reads it. The time that other threads need does not count.
+#[derive(Debug)]
+pub(crate) struct ReadClock(StoppedClock);
+
+impl ReadClock {
+    pub(crate) fn new() -> Self {
+        Self(StoppedClock::new())
+    }
+}
+
+impl Clock for ReadClock {
+    fn now(&self) -> HostInstant {
+        self.0.advance(Duration::from_millis(5));
+        self.0.now()
     }
 }
 
@@ -115,7 +142,7 @@ impl Stores {
     }
 
     pub(crate) fn release_at(&self, member: usize, mut grant: Grant<ErasedLease>) {
-        let released = self.members[member].release(&mut grant.lease, soon());
+        let released = self.members[member].release(&mut grant.lease, NEVER);
         released.expect("the store answers");
     }
 
@@ -131,15 +158,14 @@ impl Stores {
     pub(crate) fn wait(&self) -> Grant<ErasedLease> {
         let (name, clock) = (name(), SystemClock);
         let quorum: &dyn LockProvider = &self.quorum;
-        let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(soon());
-        let granted = quorum.acquire(&request);
-        granted.expect("a majority answers").expect("in time")
+        let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(NEVER);
+        until_answered(|| quorum.acquire(&request)).expect("the wait has no end")
     }
 
     /// Returns what an operator sees of the name at a member.
     pub(crate) fn held_at(&self, member: usize) -> Option<HeldName> {
         let admin = self.members[member].admin().expect("it lists its locks");
-        let held = admin.held(Some(&name()), soon());
+        let held = admin.held(Some(&name()), NEVER);
         held.expect("the store answers").pop()
     }
 
@@ -153,25 +179,25 @@ impl Stores {
             thread::yield_now();
         };
         let admin = self.members[member].admin().expect("it ends locks");
-        let ended = admin.force_release(&held, soon());
+        let ended = admin.force_release(&held, NEVER);
         assert!(ended.expect("the store answers"));
     }
 
     /// Returns the holds that an operator sees.
     pub(crate) fn held(&self) -> Vec<HeldName> {
         let admin = self.quorum.admin().expect("it lists its locks");
-        admin.held(None, soon()).expect("a majority answers")
+        admin.held(None, NEVER).expect("a majority answers")
     }
 
     pub(crate) fn renew(&self, lease: &mut ErasedLease) -> Renewal {
         let quorum: &dyn LockProvider = &self.quorum;
-        let renewed = quorum.renew(lease, TTL, soon());
+        let renewed = quorum.renew(lease, TTL, NEVER);
         renewed.expect("a majority answers")
     }
 
     pub(crate) fn until_free(&self, member: usize) {
         let (name, clock) = (name(), SystemClock);
-        let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(soon());
+        let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(NEVER);
         let granted = self.members[member].acquire(&request);
         let grant = granted
             .expect("the store answers")

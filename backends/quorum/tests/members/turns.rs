@@ -7,7 +7,7 @@ use std::thread;
 use lockkeeper_core::{LockProvider, SystemClock};
 
 use crate::stores::Stores;
-use crate::{HOUR, soon};
+use crate::{HOUR, NEVER};
 
 #[test]
 fn attempt_leaves_nothing_where_a_majority_has_another_holder() {
@@ -41,7 +41,7 @@ fn minority_of_the_members_keeps_nothing_from_the_first_caller() {
 /// Returns whether a caller waits in the queue of a member.
 fn waits_at(stores: &Stores, member: usize) -> bool {
     let admin = stores.members[member].admin().expect("it lists its locks");
-    let held = admin.held(None, soon()).expect("the store answers");
+    let held = admin.held(None, NEVER).expect("the store answers");
     held.iter().any(|it| it.waiting == Some(1))
 }
 
@@ -93,7 +93,7 @@ fn queue_moves_to_the_next_member_and_back() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| stores.wait());
         quorum
-            .release(&mut lease, soon())
+            .release(&mut lease, NEVER)
             .expect("a majority answers");
         let next = waiting.join().expect("it does not panic");
         assert!(next.epoch > grant.epoch);

@@ -6,13 +6,13 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
-    AcquireRequest, CancelToken, Clock, ErasedLease, Error, ErrorKind, HostInstant, LockName,
-    Operation, RenewRequest, Renewal, SystemClock, epoch_at,
+    AcquireRequest, CancelToken, Clock, ErasedLease, ErrorKind, LockName, Operation, RenewRequest,
+    Renewal, SystemClock, epoch_at,
 };
 
-use crate::stores::{StoppedClock, Stores, attempt, raise};
+use crate::stores::{ReadClock, StoppedClock, Stores, attempt, raise, until_answered};
 use crate::watched::{Watched, open, watched, watched_for};
-use crate::{HOUR, TTL, WAIT, name, soon};
+use crate::{HOUR, NEVER, TTL, WAIT, name};
 
 #[test]
 fn free_name_is_asked_of_all_members_at_the_same_time() {
@@ -25,39 +25,27 @@ fn free_name_is_asked_of_all_members_at_the_same_time() {
     assert!(granted.expect("a majority answers").is_some());
 }
 
-/// Calls `ask` with the time until a majority answers in time.
-fn until_answered<T>(clock: &dyn Clock, ask: impl Fn(HostInstant) -> Result<T, Error>) -> T {
-    let ends = clock.now() + WAIT;
-    loop {
-        match ask(clock.now()) {
-            Ok(answer) => return answer,
-            Err(error) => assert!(clock.now() < ends, "{error:?}"),
-        }
-    }
-}
-
 #[test]
 fn members_are_asked_for_little_longer_than_the_caller_waits() {
     let (sender, left) = mpsc::channel();
-    let stores = Stores::new();
-    let quorum = watched(&stores, move |batch| {
+    let (stores, clock) = (Stores::new(), Arc::new(StoppedClock::new()));
+    let quorum = watched_for(&stores, clock.clone(), false, move |batch| {
         // What a late vote has granted is given back with a deadline of its own.
         let attempts = batch
             .iter()
             .filter(|it| matches!(it, Operation::Acquire(_)));
         for operation in attempts {
             // The vote may be over by now.
-            let _ = sender.send(operation.deadline().saturating_since(SystemClock.now()));
+            let _ = sender.send(operation.deadline());
         }
     });
-    let (name, clock) = (name(), SystemClock);
-    // On a busy machine, no majority may answer in so short a time.
-    until_answered(&clock, |now| {
-        let request = AcquireRequest::attempt(&name, TTL, &clock);
-        quorum.acquire(&request.waiting_until(now))
-    });
+    let name = name();
+    let request = AcquireRequest::attempt(&name, TTL, &*clock).waiting_until(clock.now());
+    let granted = quorum.acquire(&request);
+    assert!(granted.expect("a majority answers").is_some());
     // An attempt has 1 s and more.
-    let most = left.try_iter().max().expect("members are asked");
+    let last = left.try_iter().max().expect("members are asked");
+    let most = last.saturating_since(clock.now());
     assert!(most <= Duration::from_millis(100), "{most:?}");
 }
 
@@ -69,9 +57,9 @@ fn wait_at_a_member_ends_with_that_of_the_caller() {
     let (name, clock) = (name(), SystemClock);
     let granted = attempt(&*quorum);
     assert!(granted.expect("a majority answers").is_some());
-    let waited = until_answered(&clock, |now| {
+    let waited = until_answered(|| {
         let request = AcquireRequest::attempt(&name, TTL, &clock);
-        quorum.acquire(&request.waiting_until(now + Duration::from_millis(50)))
+        quorum.acquire(&request.waiting_until(clock.now() + Duration::from_millis(50)))
     });
     assert!(waited.is_none());
 }
@@ -92,19 +80,9 @@ fn member_is_asked_again_after_its_store_panicked() {
     assert!(granted.expect("a majority answers").is_some());
 }
 
-/// A clock that goes on by 5 ms whenever the caller reads it. So a vote of 1 s and more ends only after the members
-/// have hung for [`WAIT`]. The 50 ms in which a cancelled caller releases its leases are over soon.
-#[derive(Debug)]
-struct ReadClock(StoppedClock);
-
-impl Clock for ReadClock {
-    fn now(&self) -> HostInstant {
-        self.0.advance(Duration::from_millis(5));
-        self.0.now()
-    }
-}
-
-/// Cancels a wait while the members hang, and checks that this ends the wait.
+/// Cancels a wait while the members hang, and checks that this ends the wait. By the caller's clock, a vote of 1 s and
+/// more ends only after the members have hung for [`WAIT`]. The 50 ms in which a cancelled caller releases its leases
+/// are over soon.
 fn cancel_while_members_hang(is_contended: bool) {
     let stores = Stores::new();
     let (resume, resumed) = mpsc::channel::<()>();
@@ -122,7 +100,7 @@ fn cancel_while_members_hang(is_contended: bool) {
         }
     });
     let (name, cancel) = (name(), CancelToken::new());
-    let clock = ReadClock(StoppedClock::new());
+    let clock = ReadClock::new();
     if is_contended {
         // The process has met another holder, so its callers ask the first member alone.
         let held = stores.hold_at(0, None);
@@ -133,7 +111,7 @@ fn cancel_while_members_hang(is_contended: bool) {
     hangs.store(true, Ordering::Relaxed);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
-            let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(soon());
+            let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(NEVER);
             quorum.acquire(&request.cancelled_by(Some(&cancel)))
         });
         asked.recv().expect("members are asked");
@@ -206,10 +184,10 @@ fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
 #[test]
 fn renewals_are_asked_for_together() {
     const LEASES: usize = 100;
-    let stores = Stores::new();
+    let (stores, clock) = (Stores::new(), Arc::new(StoppedClock::new()));
     let asked = Arc::new(AtomicUsize::new(0));
     let requests = Arc::clone(&asked);
-    let quorum = watched_for(&stores, true, move |batch| {
+    let quorum = watched_for(&stores, clock.clone(), true, move |batch| {
         let renewals = batch
             .iter()
             .filter(|it| matches!(it, Operation::Renew(_)))
@@ -218,11 +196,10 @@ fn renewals_are_asked_for_together() {
             requests.fetch_add(1, Ordering::SeqCst);
         }
     });
-    let clock = SystemClock;
     let mut leases: Vec<_> = (0..LEASES)
         .map(|number| {
             let name = LockName::new(format!("held-{number}")).expect("the name is valid");
-            let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+            let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &*clock));
             let grant = granted.expect("a majority answers").expect("it is free");
             grant.lease
         })
@@ -231,7 +208,7 @@ fn renewals_are_asked_for_together() {
     let renew = |lease| RenewRequest {
         lease,
         ttl: TTL,
-        deadline: soon(),
+        deadline: NEVER,
         answer: None,
     };
     let batch = leases

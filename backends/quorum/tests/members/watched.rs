@@ -83,12 +83,13 @@ pub(crate) fn watched(
     stores: &Stores,
     before: impl Fn(&[Operation<'_, ErasedLease>]) + Send + Sync + 'static,
 ) -> Box<dyn LockProvider> {
-    watched_for(stores, false, before)
+    watched_for(stores, Arc::new(SystemClock), false, before)
 }
 
-/// Opens such a quorum, also for batches without attempts.
+/// Opens such a quorum with a clock of its own, also for batches without attempts.
 pub(crate) fn watched_for(
     stores: &Stores,
+    clock: Arc<dyn Clock>,
     always: bool,
     before: impl Fn(&[Operation<'_, ErasedLease>]) + Send + Sync + 'static,
 ) -> Box<dyn LockProvider> {
@@ -99,7 +100,7 @@ pub(crate) fn watched_for(
         always,
         cut_off: None,
     };
-    open(stores, Arc::new(SystemClock), watch)
+    open(stores, clock, watch)
 }
 
 /// Opens a quorum of members that are made of the three stores.
