@@ -39,6 +39,8 @@ struct State {
     ballot: Ballot,
     /// Whether the leases must be released, also leases that come late.
     is_over: bool,
+    /// Whether a drop has posted the releases, and nothing has waited for their answers yet.
+    is_dropped: bool,
     slots: Vec<Slot>,
     /// The answers to the last renewal or release.
     answers: Vec<Answer>,
@@ -147,6 +149,7 @@ impl Hold {
             state: Mutex::new(State {
                 ballot: Ballot::new(epoch, votes),
                 is_over: false,
+                is_dropped: false,
                 answers: vec![Answer::Unknown; slots.len()],
                 slots,
                 renewal: Round::default(),

@@ -5,23 +5,26 @@
 //! grant. The member chooses the epoch, since it refuses the grant's epoch once it has granted another name. A
 //! lease that was lost less than 1 s ago is not regained, since that would undo a part of an `unlock`.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant,
-    HostInstant, LeaseVerifier, Operation, Released, Renewal, StoreInfo, StoreUrl, Usage,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, ErasedLease, Error, ErrorKind,
+    Grant, HostInstant, LeaseVerifier, Operation, ReleaseDispatch, Released, Renewal, StoreInfo,
+    StoreUrl, Usage,
 };
 
 use crate::acquire::Acquisition;
 use crate::ballot::{Tally, majority};
 use crate::epochs::Epochs;
-use crate::hold::{Ask, Hold, Job, QuorumLease};
+use crate::hold::{Ask, GIVE_BACK, Hold, Job, PATIENCE, QuorumLease};
 use crate::member::Member;
 use crate::open::{QuorumMember, check_count, open_all};
-use crate::{BACKEND, worker};
+use crate::{BACKEND, lock, worker};
 
 /// A member keeps a lease longer by one part in this number. The clocks of two hosts differ in speed by no more,
 /// since time services correct a clock by at most 1/2000.
@@ -65,6 +68,8 @@ pub struct QuorumProvider {
 /// The members, and what they have in common.
 pub(crate) struct Quorum {
     pub(crate) members: Vec<Arc<Member>>,
+    /// It is disconnected when all workers have ended.
+    workers: Mutex<Receiver<Infallible>>,
     pub(crate) epochs: Mutex<Epochs>,
     /// Until when names count as contended, in nanoseconds.
     pub(crate) contended_until: AtomicU64,
@@ -127,8 +132,10 @@ impl QuorumProvider {
         for member in &members {
             member.require(inherited.clone());
         }
+        let (running, workers) = mpsc::channel();
         let quorum = Quorum {
             members,
+            workers: Mutex::new(workers),
             epochs: Mutex::default(),
             contended_until: AtomicU64::new(0),
             clock,
@@ -138,7 +145,7 @@ impl QuorumProvider {
             capabilities,
         };
         for member in &quorum.members {
-            worker::start(Arc::clone(member))?;
+            worker::start(Arc::clone(member), running.clone())?;
         }
         let quorum = Arc::new(quorum);
         Ok(Self { quorum })
@@ -179,18 +186,19 @@ impl Quorum {
 
     /// Returns the members in the order in which callers begin with them.
     pub(crate) fn by_turn(&self) -> impl Iterator<Item = &Arc<Member>> {
-        let by_turn = |is_slow| {
-            let members = self.members.iter().zip(self.slow());
+        let by_turn = |is_quick| {
+            let members = self.members.iter().zip(self.quick());
             members
-                .filter(move |(_, it)| *it == is_slow)
+                .filter(move |(_, it)| *it == is_quick)
                 .map(|(it, _)| it)
         };
-        by_turn(false).chain(by_turn(true))
+        by_turn(true).chain(by_turn(false))
     }
 
-    /// Returns which members no majority waits for.
-    pub(crate) fn slow(&self) -> Vec<bool> {
-        self.members.iter().map(|member| member.is_slow()).collect()
+    /// Returns which members are not slow.
+    pub(crate) fn quick(&self) -> Vec<bool> {
+        let members = self.members.iter();
+        members.map(|member| !member.is_slow()).collect()
     }
 
     /// Asks the members without a lease for one, such as a member that restarted empty. The lease counts from the next
@@ -244,16 +252,33 @@ impl Quorum {
         }
     }
 
-    fn release(&self, hold: &Arc<Hold>, deadline: HostInstant) -> Result<Released, Error> {
-        let slow = self.slow();
-        // The first member last: it wakes the next caller, who then finds the others free.
-        for (index, held) in hold.begin_release().into_iter().rev() {
+    /// Posts the releases of leases to the members.
+    pub(crate) fn post_releases(
+        &self,
+        hold: &Arc<Hold>,
+        leases: Vec<(usize, ErasedLease)>,
+        deadline: HostInstant,
+    ) {
+        // The first member last: it notifies the next caller, which then finds the others free.
+        for (index, lease) in leases.into_iter().rev() {
             if let Some(member) = self.members.get(index) {
-                member.release(hold, held, deadline);
+                member.release(hold, lease, deadline);
             }
         }
+    }
+
+    fn release(&self, hold: &Arc<Hold>, deadline: HostInstant) -> Result<Released, Error> {
+        let awaited = match hold.take_dropped() {
+            // No caller waits, and few threads of the keeper wait for the releases of all drops.
+            true => Vec::new(),
+            false => {
+                let quick = self.quick();
+                self.post_releases(hold, hold.begin_release(), deadline);
+                quick
+            }
+        };
         let until = deadline.min(self.clock.now() + self.attempt_limit);
-        match hold.release(&*self.clock, until, &slow) {
+        match hold.release(&*self.clock, until, &awaited) {
             (Tally::Live, _) => Ok(Released::Done),
             (Tally::Lost, _) => Ok(Released::AlreadyLost),
             (Tally::Open | Tally::Unknown, cause) => Err(unknown(self, "release", cause)),
@@ -278,6 +303,8 @@ impl Quorum {
 impl Drop for Quorum {
     fn drop(&mut self) {
         self.members.iter().for_each(|member| member.close());
+        // If the process ends now, unreleased leases stay until their ttl is over.
+        let _ = lock(&self.workers).recv_timeout(PATIENCE);
     }
 }
 
@@ -357,6 +384,14 @@ impl Backend for QuorumProvider {
                 it.answer = Some(renewal.and_then(|asked| quorum.renewed(&asked)));
             }
         }
+    }
+
+    /// Posts the releases to the threads of the members. A thread of the keeper waits for the answers of a majority.
+    fn send_release(&self, lease: &mut QuorumLease) -> ReleaseDispatch {
+        let (quorum, hold) = (&self.quorum, &lease.hold);
+        let deadline = quorum.clock.now() + GIVE_BACK;
+        quorum.post_releases(hold, hold.begin_drop(), deadline);
+        ReleaseDispatch::NotSent
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {

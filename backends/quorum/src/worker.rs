@@ -1,7 +1,9 @@
 //! The thread of a member, which carries out in one request what was posted while the last one was under way.
 
+use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::thread;
 
 use lockkeeper_core::{
@@ -12,12 +14,13 @@ use lockkeeper_core::{
 use crate::hold::{Ask, GIVE_BACK, Job};
 use crate::member::{Member, Task};
 
-/// Starts the worker of a member. It ends after [`Member::close`].
-pub(crate) fn start(member: Arc<Member>) -> Result<(), Error> {
+/// Starts the worker of a member. It ends after [`Member::close`], and drops `running` then.
+pub(crate) fn start(member: Arc<Member>, running: Sender<Infallible>) -> Result<(), Error> {
     let name = format!("lockkeeper-m{}", member.index);
-    let started = thread::Builder::new()
-        .name(name)
-        .spawn(move || run(&member));
+    let started = thread::Builder::new().name(name).spawn(move || {
+        run(&member);
+        drop(running);
+    });
     started.map(drop).map_err(|error| {
         let text = "the system starts no thread for a member of the quorum; see its limits";
         Error::new(ErrorKind::Unavailable, text).with_source(error)

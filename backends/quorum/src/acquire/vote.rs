@@ -169,8 +169,7 @@ impl Acquisition<'_> {
         };
         // If the process ends now, unreleased leases stay until their ttl is over.
         let until = self.request.now() + patience;
-        let slow = self.quorum.slow();
-        hold.release(self.request.clock(), until, &slow);
+        hold.release(self.request.clock(), until, &self.quorum.quick());
     }
 
     fn give_back(&self, hold: &Arc<Hold>) {
@@ -188,13 +187,7 @@ impl Acquisition<'_> {
 
     fn release(&self, hold: &Arc<Hold>, leases: Vec<(usize, ErasedLease)>) {
         let deadline = self.request.now() + GIVE_BACK;
-        // The first member is the last, since it notifies the next caller. That caller then finds the others
-        // free.
-        for (index, lease) in leases.into_iter().rev() {
-            if let Some(member) = self.quorum.members.get(index) {
-                member.release(hold, lease, deadline);
-            }
-        }
+        self.quorum.post_releases(hold, leases, deadline);
     }
 }
 

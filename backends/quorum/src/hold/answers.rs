@@ -66,6 +66,17 @@ impl Hold {
         leases
     }
 
+    /// Begins the release for a drop: the next call of [`take_dropped`](Self::take_dropped) returns true.
+    pub(crate) fn begin_drop(&self) -> Vec<(usize, ErasedLease)> {
+        lock(&self.state).is_dropped = true;
+        self.begin_release()
+    }
+
+    /// Returns whether a drop has begun the release, once.
+    pub(crate) fn take_dropped(&self) -> bool {
+        std::mem::take(&mut lock(&self.state).is_dropped)
+    }
+
     /// Records the answer of a member to a renewal at `now`, and takes its lease back. Returns the next
     /// request for the lease, if there is one.
     pub(crate) fn renewed(
@@ -118,15 +129,20 @@ impl Hold {
         })
     }
 
-    /// Waits until the answers decide the release, or until `deadline`. Then waits a little longer for members
-    /// that are not `slow`.
-    pub(crate) fn release(&self, clock: &dyn Clock, deadline: HostInstant, slow: &[bool]) -> Told {
+    /// Waits until the answers decide the release, or until `deadline`. Then waits a little longer for the `awaited`
+    /// members.
+    pub(crate) fn release(
+        &self,
+        clock: &dyn Clock,
+        deadline: HostInstant,
+        awaited: &[bool],
+    ) -> Told {
         self.renewal(clock, deadline);
         let until = deadline.min(clock.now() + PATIENCE);
         let told = self.wait(clock, |state, now| {
-            let mut answers = state.answers.iter().zip(slow);
-            let is_awaited = answers.any(|(it, slow)| *it == Answer::Pending && !slow);
-            match is_awaited && now < until {
+            let mut answers = state.answers.iter().zip(awaited);
+            let is_open = answers.any(|(it, is_awaited)| *it == Answer::Pending && *is_awaited);
+            match is_open && now < until {
                 true => Err(until),
                 false => Ok((tally(&state.answers), state.error.clone())),
             }

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
-    AcquireRequest, CancelToken, Clock, ErasedLease, ErrorKind, LockName, Operation, RenewRequest,
-    Renewal, SystemClock, epoch_at,
+    AcquireRequest, CancelToken, Clock, ErasedLease, ErrorKind, LockName, Operation,
+    ReleaseDispatch, Released, RenewRequest, Renewal, SystemClock, epoch_at,
 };
 
 use crate::stores::{ReadClock, StoppedClock, Stores, attempt, raise, until_answered};
@@ -178,6 +178,33 @@ fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
         let most = epoch_at(SystemTime::now() + HOUR + Duration::from_secs(10));
         assert!(grant.epoch < most, "the epochs follow the clocks");
     }
+}
+
+/// Few threads wait for the releases of all dropped guards, and a slow member must not keep them.
+#[test]
+fn drop_waits_for_no_more_than_a_majority() {
+    let (stores, clock) = (Stores::new(), Arc::new(StoppedClock::new()));
+    let (resume, resumed) = mpsc::channel::<()>();
+    let (resumed, has_resumed) = (Mutex::new(Some(resumed)), Arc::new(AtomicBool::new(false)));
+    let resumes = Arc::clone(&has_resumed);
+    let quorum = watched_for(&stores, clock, true, move |batch| {
+        let is_release = |it: &Operation<'_, ErasedLease>| matches!(it, Operation::Release(_));
+        let is_first = batch.iter().any(is_release);
+        let first = is_first.then(|| resumed.lock().expect("no member panics").take());
+        if let Some(resumed) = first.flatten() {
+            let _ = resumed.recv_timeout(WAIT);
+            resumes.store(true, Ordering::Relaxed);
+        }
+    });
+    let granted = attempt(&*quorum);
+    let mut lease = granted.expect("a majority answers").expect("free").lease;
+    let sent = quorum.send_release(&mut lease);
+    assert!(matches!(sent, ReleaseDispatch::NotSent), "{sent:?}");
+    let released = quorum.release(&mut lease, NEVER);
+    assert_eq!(released.expect("a majority answers"), Released::Done);
+    assert!(!has_resumed.load(Ordering::Relaxed), "a member hangs");
+    drop(resume);
+    (0..3).for_each(|member| stores.until_free(member));
 }
 
 /// The members carry out in one request what came while the last one was under way.
