@@ -2,15 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::mpsc;
-use std::time::Duration;
 
-use lockkeeper_core::{
-    Admin, Error, Finding, HeldName, Holder, HostInstant, LockName, LockProvider,
-};
+use lockkeeper_core::{Admin, Error, Finding, HeldName, Holder, HostInstant, LockName};
 
 use crate::ballot::majority;
-use crate::member::Task;
+use crate::member::ask_all;
 use crate::provider::{Quorum, few_members};
 
 /// The largest difference between the epochs of one grant, since a member may count in microseconds.
@@ -39,33 +35,19 @@ impl Quorum {
         &self,
         asked: &Asked,
         question: Question<T>,
-    ) -> Vec<Option<Result<T, Error>>> {
-        let (answers, answered) = mpsc::channel();
-        for member in &self.members {
-            let (answers, asked, index) = (answers.clone(), asked.clone(), member.index);
-            member.post_task(Task::Ask(Box::new(move |store| {
-                let answer = store.and_then(|store: &dyn LockProvider| match store.admin() {
-                    Some(admin) => question(admin, &asked),
-                    None => Err(Error::unreachable(
-                        "the member has no answers for operators",
-                    )),
-                });
-                // The caller may have left.
-                let _ = answers.send((index, answer));
-            })));
-        }
-        drop(answers);
-        let mut all: Vec<_> = self.members.iter().map(|_| None).collect();
-        loop {
-            let left = asked.deadline.saturating_since(self.clock.now());
-            let Ok((index, answer)) = answered.recv_timeout(left.max(Duration::from_millis(1)))
-            else {
-                return all;
-            };
-            if let Some(at) = all.get_mut(index) {
-                *at = Some(answer);
-            }
-        }
+    ) -> Vec<Result<T, Error>> {
+        let (deadline, asked) = (asked.deadline, asked.clone());
+        ask_all(
+            &self.members,
+            &*self.clock,
+            deadline,
+            move |member| match member.open()?.admin() {
+                Some(admin) => question(admin, &asked),
+                None => Err(Error::unreachable(
+                    "the member has no answers for operators",
+                )),
+            },
+        )
     }
 
     /// Returns the answers, if a majority of the members gave one.
@@ -76,7 +58,7 @@ impl Quorum {
     ) -> Result<Vec<T>, Error> {
         let mut answers = Vec::new();
         let mut cause = None;
-        for answer in self.ask(asked, question).into_iter().flatten() {
+        for answer in self.ask(asked, question) {
             match answer {
                 Ok(answer) => answers.push(answer),
                 Err(error) => cause = Some(error),
@@ -219,20 +201,17 @@ impl Admin for Quorum {
         for (member, answer) in self.members.iter().zip(answers) {
             let location = member.source.location();
             match answer {
-                Some(Ok(found)) => {
+                Ok(found) => {
                     answered += 1;
                     findings.extend(found.into_iter().map(|finding| Finding {
                         what: format!("{location}: {}", finding.what),
                         ..finding
                     }));
                 }
-                failed => {
-                    let error = failed.and_then(Result::err);
-                    let why =
-                        error.map_or("no reply came".to_owned(), |it| it.message().to_owned());
+                Err(error) => {
                     findings.push(Finding::warning(
                         "member",
-                        format!("{location}: {why}"),
+                        format!("{location}: {}", error.message()),
                         "its vote is missing, and the locks end when a majority of the members fails",
                         "see to this member",
                     ));

@@ -2,7 +2,8 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -17,9 +18,6 @@ use crate::open::QuorumMember;
 const OPEN_EVERY: Duration = Duration::from_millis(500);
 /// The mean pause before a release that failed is repeated.
 const RELEASE_EVERY: Duration = Duration::from_millis(200);
-
-/// A question of an operator. Its argument is the store, or the error why it cannot be asked.
-pub(crate) type Question = Box<dyn FnOnce(Result<&dyn LockProvider, Error>) + Send>;
 
 pub(crate) struct Member {
     pub(crate) index: usize,
@@ -46,31 +44,22 @@ struct Store {
     verifiers: Vec<LeaseVerifier>,
 }
 
-/// What the worker of a member is to do.
-pub(crate) enum Task {
-    Job(Job),
-    Ask(Question),
-}
-
 #[derive(Default)]
 struct Queue {
-    tasks: VecDeque<Task>,
+    jobs: VecDeque<Job>,
     /// Jobs to repeat, with their times.
     repeated: Vec<(HostInstant, Job)>,
     is_closed: bool,
 }
 
 impl Queue {
-    /// Takes up to `most` tasks of different names from the front, since a batch has no order.
-    fn batch(&mut self, most: usize) -> Vec<Task> {
+    /// Takes up to `most` jobs of different names from the front, since a batch has no order.
+    fn batch(&mut self, most: usize) -> Vec<Job> {
         let mut names = HashSet::new();
-        let mut is_next = |task: &Task| match task {
-            Task::Job(job) => names.insert(job.hold.name.hash64()),
-            Task::Ask(_) => true,
-        };
-        let fitting = self.tasks.iter().take(most);
-        let fitting = fitting.take_while(|task| is_next(task)).count();
-        self.tasks.drain(..fitting).collect()
+        let fitting = self.jobs.iter().take(most);
+        let fitting = fitting.take_while(|job| names.insert(job.hold.name.hash64()));
+        let fitting = fitting.count();
+        self.jobs.drain(..fitting).collect()
     }
 }
 
@@ -115,6 +104,10 @@ impl Member {
         // Without the mutex: other threads ask whether the store is open.
         let opened = self.source.open();
         let mut store = lock(&self.store);
+        // An operator may have asked at the same time.
+        if let Some(opened) = &store.opened {
+            return Ok(Arc::clone(opened));
+        }
         let checked = opened.and_then(|opened| {
             let needs = [&[Capability::ProposedEpoch], store.needs.as_slice()].concat();
             let lacks = needs.into_iter().find(|it| !opened.capabilities().has(*it));
@@ -187,11 +180,7 @@ impl Member {
 
     /// Posts a job to the worker.
     pub(crate) fn post(&self, job: Job) {
-        self.post_task(Task::Job(job));
-    }
-
-    pub(crate) fn post_task(&self, task: Task) {
-        lock(&self.queue).tasks.push_back(task);
+        lock(&self.queue).jobs.push_back(job);
         self.posted.notify_one();
     }
 
@@ -238,17 +227,15 @@ impl Member {
         self.posted.notify_one();
     }
 
-    /// Takes up to `most` tasks, and waits for the first one. Returns none at the end.
-    pub(crate) fn take(&self, most: usize) -> Vec<Task> {
+    /// Takes up to `most` jobs, and waits for the first one. Returns none at the end.
+    pub(crate) fn take(&self, most: usize) -> Vec<Job> {
         let mut queue = lock(&self.queue);
         loop {
             let now = self.clock.now();
-            let Queue {
-                tasks, repeated, ..
-            } = &mut *queue;
+            let Queue { jobs, repeated, .. } = &mut *queue;
             let due = repeated.extract_if(.., |(at, _)| *at <= now);
-            tasks.extend(due.map(|(_, job)| Task::Job(job)));
-            if !tasks.is_empty() || queue.is_closed {
+            jobs.extend(due.map(|(_, job)| job));
+            if !jobs.is_empty() || queue.is_closed {
                 return queue.batch(most);
             }
             let posted = match queue.repeated.iter().map(|(at, _)| *at).min() {
@@ -261,5 +248,78 @@ impl Member {
             };
             queue = posted.unwrap_or_else(|queue| queue);
         }
+    }
+}
+
+/// Asks the members at the same time, each on a thread that ends with the answer: a question may hang, and the worker
+/// of a member has the renewals. Returns the answers that come until `deadline`.
+pub(crate) fn ask_all<T: Send + 'static>(
+    members: &[Arc<Member>],
+    clock: &dyn Clock,
+    deadline: HostInstant,
+    question: impl Fn(&Member) -> Result<T, Error> + Clone + Send + 'static,
+) -> Vec<Result<T, Error>> {
+    let (sender, answers) = mpsc::channel();
+    for member in members {
+        let (asked, question, reply) = (Arc::clone(member), question.clone(), sender.clone());
+        let started = start_thread(format!("lockkeeper-q{}", member.index), move || {
+            // The caller may have left.
+            let _ = reply.send((asked.index, question(&asked)));
+        });
+        if let Err(error) = started {
+            let _ = sender.send((member.index, Err(error)));
+        }
+    }
+    drop(sender);
+    let no_answer = || Error::new(ErrorKind::Unavailable, "the member gave no answer");
+    let mut all: Vec<_> = members.iter().map(|_| Err(no_answer())).collect();
+    loop {
+        let left = deadline.saturating_since(clock.now());
+        let Ok((index, answer)) = answers.recv_timeout(left.max(Duration::from_millis(1))) else {
+            return all;
+        };
+        if let Some(at) = all.get_mut(index) {
+            *at = answer;
+        }
+    }
+}
+
+/// Starts a thread for a member.
+pub(crate) fn start_thread(name: String, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let started = thread::Builder::new().name(name).spawn(run);
+    started.map(drop).map_err(|error| {
+        let text = "the system starts no thread for a member of the quorum; see its limits";
+        Error::new(ErrorKind::Unavailable, text).with_source(error)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_local::MemoryProvider;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Stopped(AtomicU64);
+
+    impl Clock for Stopped {
+        fn now(&self) -> HostInstant {
+            HostInstant::from_nanos(self.0.load(Ordering::SeqCst))
+        }
+    }
+
+    /// Otherwise each caller begins at a member that hangs, and waits for it.
+    #[test]
+    fn member_stays_slow_until_a_quick_answer() {
+        let clock = Arc::new(Stopped::default());
+        let store: Arc<dyn LockProvider> = Arc::new(MemoryProvider::new());
+        let source = QuorumMember::from(store);
+        let member = Member::new(0, source, clock.clone(), Arc::default());
+        assert!(!member.is_slow());
+        let slow = u64::try_from(PATIENCE.as_nanos()).unwrap() + 1;
+        member.in_call(|| clock.0.fetch_add(slow, Ordering::SeqCst));
+        assert!(member.is_slow());
+        member.in_call(|| assert!(member.is_slow()));
+        assert!(!member.is_slow());
     }
 }

@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::ScopedJoinHandle;
 
-use lockkeeper_core::{Error, ErrorKind, LockProvider};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LockProvider};
 
 use crate::ballot::majority;
-use crate::member::Member;
+use crate::member::{Member, ask_all};
 
 /// One member of a quorum: where the store is, and how it is opened.
 #[derive(Clone)]
@@ -62,15 +61,11 @@ pub(crate) fn check_count(members: usize) -> Result<(), Error> {
 }
 
 /// Opens all members at the same time, and returns those that are open.
-pub(crate) fn open_all(members: &[Arc<Member>]) -> Result<Vec<Arc<dyn LockProvider>>, Error> {
-    let opened: Vec<_> = std::thread::scope(|scope| {
-        let opening: Vec<_> = members
-            .iter()
-            .map(|member| scope.spawn(|| member.open()))
-            .collect();
-        let opened = opening.into_iter().map(ScopedJoinHandle::join);
-        opened.filter_map(Result::ok).collect()
-    });
+pub(crate) fn open_all(
+    members: &[Arc<Member>],
+    clock: &dyn Clock,
+) -> Result<Vec<Arc<dyn LockProvider>>, Error> {
+    let opened = ask_all(members, clock, HostInstant::NEVER, Member::open);
     let mut stores = Vec::with_capacity(members.len());
     let mut failed = None;
     for (member, opened) in members.iter().zip(opened) {

@@ -116,7 +116,7 @@ impl QuorumProvider {
                 Arc::new(Member::new(at, source, clock, servers))
             })
             .collect();
-        let opened = open_all(&members)?;
+        let opened = open_all(&members, &*clock)?;
         let has = |it: &Capability| opened.iter().all(|store| store.capabilities().has(*it));
         let inherited: Vec<_> = INHERITED.into_iter().filter(has).collect();
         let limits = opened

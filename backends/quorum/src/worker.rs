@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::thread;
 
 use lockkeeper_core::{
     AcquireRequest, AttemptRequest, CancelToken, Clock, ErasedLease, Error, ErrorKind, Grant,
@@ -12,18 +11,13 @@ use lockkeeper_core::{
 };
 
 use crate::hold::{Ask, GIVE_BACK, Job};
-use crate::member::{Member, Task};
+use crate::member::{Member, start_thread};
 
 /// Starts the worker of a member. It ends after [`Member::close`], and drops `running` then.
 pub(crate) fn start(member: Arc<Member>, running: Sender<Infallible>) -> Result<(), Error> {
-    let name = format!("lockkeeper-m{}", member.index);
-    let started = thread::Builder::new().name(name).spawn(move || {
+    start_thread(format!("lockkeeper-m{}", member.index), move || {
         run(&member);
         drop(running);
-    });
-    started.map(drop).map_err(|error| {
-        let text = "the system starts no thread for a member of the quorum; see its limits";
-        Error::new(ErrorKind::Unavailable, text).with_source(error)
     })
 }
 
@@ -31,23 +25,18 @@ fn run(member: &Member) {
     loop {
         let opened = member.opened();
         let most = opened.map_or(1, |store| store.capabilities().batch());
-        let tasks = member.take(most);
-        if tasks.is_empty() {
+        let taken = member.take(most);
+        if taken.is_empty() {
             return;
         }
         let now = member.clock.now();
-        let (mut jobs, mut questions) = (Vec::new(), Vec::new());
-        for task in tasks {
-            match task {
-                Task::Ask(question) => questions.push(question),
-                // A release is of use also later.
-                Task::Job(job) if now < job.deadline || matches!(job.ask, Ask::Release(..)) => {
-                    jobs.push(job);
-                }
-                Task::Job(late) => deliver(member, late, Reply::Failed(too_late())),
-            }
+        // A release is of use also later.
+        let is_due = |job: &Job| now < job.deadline || matches!(job.ask, Ask::Release(..));
+        let (mut jobs, late): (Vec<_>, Vec<_>) = taken.into_iter().partition(is_due);
+        for job in late {
+            deliver(member, job, Reply::Failed(too_late()));
         }
-        if jobs.is_empty() && questions.is_empty() {
+        if jobs.is_empty() {
             continue;
         }
         // A store that is open says nothing about how quick it is.
@@ -56,10 +45,6 @@ fn run(member: &Member) {
             None => member.in_call(|| caught(|| member.open())),
         };
         let opened = opened.unwrap_or_else(|| Err(no_answer()));
-        for question in questions {
-            // The caller sees that a question was dropped.
-            let _ = caught(|| question(opened.as_deref().map_err(Clone::clone)));
-        }
         // By their epochs, since a store may count the epochs of all names together.
         jobs.sort_by_key(|job| match job.ask {
             Ask::Propose { epoch, .. } => epoch.unwrap_or_default(),
@@ -212,55 +197,5 @@ fn deliver(member: &Member, job: Job, reply: Reply) {
     };
     if let Some(next) = next {
         member.post(next);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    use std::sync::{Mutex, mpsc};
-
-    use lockkeeper_core::HostInstant;
-    use lockkeeper_local::MemoryProvider;
-
-    use crate::hold::PATIENCE;
-    use crate::open::QuorumMember;
-
-    use super::*;
-
-    #[derive(Debug, Default)]
-    struct Stopped(AtomicU64);
-
-    impl Clock for Stopped {
-        fn now(&self) -> HostInstant {
-            HostInstant::from_nanos(self.0.load(Ordering::SeqCst))
-        }
-    }
-
-    /// Otherwise each caller begins at a member that hangs, and waits for it.
-    #[test]
-    fn member_stays_slow_until_a_quick_answer() {
-        let clock = Arc::new(Stopped::default());
-        let store: Arc<dyn LockProvider> = Arc::new(MemoryProvider::new());
-        let source = QuorumMember::from(store);
-        let servers = Arc::new(Mutex::new(vec![None]));
-        let member = Arc::new(Member::new(0, source, clock.clone(), servers));
-        member.open().unwrap();
-        let is_slow = || {
-            let (sender, told) = mpsc::channel();
-            let asked = Arc::clone(&member);
-            member.post_task(Task::Ask(Box::new(move |_| {
-                sender.send(asked.is_slow()).unwrap();
-            })));
-            member.close();
-            run(&member);
-            told.recv().unwrap()
-        };
-        assert!(!is_slow());
-        let slow = u64::try_from(PATIENCE.as_nanos()).unwrap() + 1;
-        member.in_call(|| clock.0.fetch_add(slow, Ordering::SeqCst));
-        assert!(is_slow());
-        member.in_call(|| ());
-        assert!(!is_slow());
     }
 }

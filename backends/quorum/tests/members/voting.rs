@@ -180,6 +180,36 @@ fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
     }
 }
 
+#[test]
+fn operator_who_waits_for_the_members_stops_no_renewal() {
+    let (stores, clock) = (Stores::new(), Arc::new(StoppedClock::new()));
+    let (resume, resumed) = mpsc::channel::<()>();
+    let (sender, asked) = mpsc::channel();
+    let (resumed, has_resumed) = (Mutex::new(resumed), Arc::new(AtomicBool::new(false)));
+    let resumes = Arc::clone(&has_resumed);
+    let quorum = watched_for(&stores, clock, false, move |batch| {
+        if batch.is_empty() {
+            sender.send(()).expect("the case waits for it");
+            let resumed = resumed.lock().expect("no member panics");
+            let _ = resumed.recv_timeout(WAIT);
+            resumes.store(true, Ordering::Relaxed);
+        }
+    });
+    let granted = attempt(&*quorum);
+    let mut lease = granted.expect("a majority answers").expect("free").lease;
+    thread::scope(|scope| {
+        let admin = quorum.admin().expect("it lists its locks");
+        let listing = scope.spawn(|| admin.held(None, NEVER));
+        (0..3).for_each(|_| asked.recv().expect("members are asked"));
+        let renewed = quorum.renew(&mut lease, TTL, NEVER);
+        assert_eq!(renewed.expect("a majority answers"), Renewal::Renewed);
+        assert!(!has_resumed.load(Ordering::Relaxed), "the members hang");
+        drop(resume);
+        let held = listing.join().expect("it does not panic");
+        assert_eq!(held.expect("a majority answers").len(), 1);
+    });
+}
+
 /// Few threads wait for the releases of all dropped guards, and a slow member must not keep them.
 #[test]
 fn drop_waits_for_no_more_than_a_majority() {

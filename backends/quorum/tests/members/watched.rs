@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Backend, Capabilities, Clock, ErasedLease, Error, Grant, LeaseVerifier,
+    AcquireRequest, Admin, Backend, Capabilities, Clock, ErasedLease, Error, Grant, LeaseVerifier,
     LockProvider, Operation, StoreInfo, SystemClock,
 };
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
@@ -13,7 +13,7 @@ use lockkeeper_quorum::{QuorumMember, QuorumProvider};
 use crate::TTL;
 use crate::stores::{StoppedClock, Stores};
 
-/// What a member does before it carries out attempts, which it is shown.
+/// What a member does before it carries out attempts, which it is shown: none before an operator's question.
 pub(crate) type Before = dyn Fn(&[Operation<'_, ErasedLease>]) + Send + Sync;
 
 /// A member that does something first.
@@ -43,6 +43,11 @@ impl StoreInfo for Watched {
 
     fn capabilities(&self) -> Capabilities {
         self.store.capabilities()
+    }
+
+    fn admin(&self) -> Option<&dyn Admin> {
+        (self.before)(&[]);
+        self.store.admin()
     }
 }
 
