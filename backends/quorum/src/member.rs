@@ -184,6 +184,11 @@ impl Member {
         self.posted.notify_one();
     }
 
+    /// Posts the worker's next job, which follows from an answer. Behind it may be a request of another hold for its name.
+    pub(crate) fn post_next(&self, job: Job) {
+        lock(&self.queue).jobs.push_front(job);
+    }
+
     /// Posts the release of a lease to the worker.
     pub(crate) fn release(&self, hold: &Arc<Hold>, lease: ErasedLease, deadline: HostInstant) {
         self.post(Job::release(hold, lease, self.clock.now(), deadline));
@@ -234,7 +239,7 @@ impl Member {
             let now = self.clock.now();
             let Queue { jobs, repeated, .. } = &mut *queue;
             let due = repeated.extract_if(.., |(at, _)| *at <= now);
-            jobs.extend(due.map(|(_, job)| job));
+            due.for_each(|(_, job)| jobs.push_front(job));
             if !jobs.is_empty() || queue.is_closed {
                 return queue.batch(most);
             }

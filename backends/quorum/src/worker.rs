@@ -196,6 +196,51 @@ fn deliver(member: &Member, job: Job, reply: Reply) {
         _ => None,
     };
     if let Some(next) = next {
-        member.post(next);
+        member.post_next(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lockkeeper_core::{HostInstant, LockName, SystemClock};
+    use lockkeeper_local::MemoryProvider;
+
+    use crate::ballot::Vote;
+    use crate::hold::Hold;
+    use crate::open::QuorumMember;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    /// The caller has begun another vote before the member answers the first one.
+    #[test]
+    fn release_of_a_late_grant_goes_before_the_next_vote() {
+        let store: Arc<dyn LockProvider> = Arc::new(MemoryProvider::new());
+        let (source, clock) = (QuorumMember::from(store), Arc::new(SystemClock));
+        let member = Member::new(0, source, clock, Arc::default());
+        let propose = |epoch| {
+            let name = LockName::new("a").unwrap();
+            let hold = Arc::new(Hold::new(name, TTL, epoch, vec![None], |_| true));
+            member.post(Job {
+                hold: Arc::clone(&hold),
+                ask: Ask::Propose {
+                    epoch: None,
+                    ttl: TTL,
+                },
+                deadline: HostInstant::NEVER,
+            });
+            hold
+        };
+        propose(1).give_up();
+        let next = propose(2);
+        member.close();
+        run(&member);
+        let name = LockName::new("a").unwrap();
+        let request = AcquireRequest::attempt(&name, TTL, &SystemClock);
+        let (vote, _) = next.vote_of(0, &request, SystemClock.now());
+        assert!(matches!(vote, Vote::Granted(_)), "{vote:?}");
     }
 }
