@@ -134,7 +134,7 @@ impl<'a> Acquisition<'a> {
     fn enter(&mut self) -> Result<Step, Error> {
         let quorum = self.quorum;
         let deadline = self.end_of_vote();
-        let mut cause = None;
+        let mut errors = vec![None; quorum.members.len()];
         // A slow member is skipped, unless all members are slow.
         for patience in [PATIENCE, quorum.attempt_limit] {
             let mut failed = 0;
@@ -146,7 +146,9 @@ impl<'a> Acquisition<'a> {
                     _ if self.request.is_cancelled() => return Ok(Step::End(None)),
                     (Vote::Failed | Vote::TooSmall(_), error) => {
                         failed += 1;
-                        cause = cause.or(error);
+                        if let Some(at) = errors.get_mut(member.index) {
+                            *at = error;
+                        }
                     }
                     (Vote::Pending, _) => {}
                 }
@@ -155,7 +157,7 @@ impl<'a> Acquisition<'a> {
                 break;
             }
         }
-        Err(few_members(quorum, cause))
+        Err(few_members(quorum, &errors))
     }
 
     /// Makes attempts at one member, until its epoch is large enough.

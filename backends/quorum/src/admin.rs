@@ -57,16 +57,13 @@ impl Quorum {
         question: Question<T>,
     ) -> Result<Vec<T>, Error> {
         let mut answers = Vec::new();
-        let mut cause = None;
+        let mut errors = Vec::new();
         for answer in self.ask(asked, question) {
-            match answer {
-                Ok(answer) => answers.push(answer),
-                Err(error) => cause = Some(error),
-            }
+            errors.push(answer.map(|answer| answers.push(answer)).err());
         }
         match answers.len() >= majority(self.members.len()) {
             true => Ok(answers),
-            false => Err(few_members(self, cause)),
+            false => Err(few_members(self, &errors)),
         }
     }
 

@@ -46,9 +46,11 @@ struct State {
     answers: Vec<Answer>,
     /// The last renewal.
     renewal: Round,
-    /// The error of the first member that failed.
-    error: Option<Error>,
+    errors: Errors,
 }
+
+/// The last error of each member, in the order of the members.
+pub(crate) type Errors = Vec<Option<Error>>;
 
 /// One renewal of all leases.
 #[derive(Clone, Copy, Debug, Default)]
@@ -151,9 +153,9 @@ impl Hold {
                 is_over: false,
                 is_dropped: false,
                 answers: vec![Answer::Unknown; slots.len()],
+                errors: vec![None; slots.len()],
                 slots,
                 renewal: Round::default(),
-                error: None,
             }),
             changed: Condvar::new(),
         }
@@ -193,13 +195,13 @@ impl Hold {
         }
     }
 
-    /// Waits for the outcome of the vote until `deadline` or a cancel. Returns it with the votes, and the first failure.
+    /// Waits for the outcome of the vote until `deadline` or a cancel. Returns it with the votes and the errors.
     pub(crate) fn decide(
         &self,
         request: &AcquireRequest<'_>,
         began: HostInstant,
         deadline: HostInstant,
-    ) -> (Decision, Vec<Vote>, Option<Error>) {
+    ) -> (Decision, Vec<Vote>, Errors) {
         self.wait(request.clock(), |state, now| {
             let until = match state.ballot.has_answers() {
                 true => deadline.min(began + PATIENCE),
@@ -207,11 +209,15 @@ impl Hold {
             };
             let is_over = now >= until || request.is_cancelled();
             let decision = state.ballot.decide(is_over).ok_or(until)?;
-            Ok((decision, state.ballot.votes().to_vec(), state.error.clone()))
+            Ok((
+                decision,
+                state.ballot.votes().to_vec(),
+                state.errors.clone(),
+            ))
         })
     }
 
-    /// Waits for the vote of one member until `deadline` or a cancel. Returns it with the first failure.
+    /// Waits for the vote of one member until `deadline` or a cancel. Returns it with the error of the member.
     pub(crate) fn vote_of(
         &self,
         member: usize,
@@ -222,7 +228,7 @@ impl Hold {
             let vote = state.ballot.votes().get(member).copied();
             match vote.unwrap_or(Vote::Failed) {
                 Vote::Pending if now < deadline && !request.is_cancelled() => Err(deadline),
-                vote => Ok((vote, state.error.clone())),
+                vote => Ok((vote, state.errors.get(member).cloned().flatten())),
             }
         })
     }
@@ -244,7 +250,7 @@ impl Hold {
             Err(error) => match error.last_epoch() {
                 Some(last) => (Vote::TooSmall(last), None),
                 None => {
-                    state.error.get_or_insert(error);
+                    state.fail(member, error);
                     (Vote::Failed, None)
                 }
             },
@@ -304,7 +310,7 @@ impl State {
     /// Begins a request to all members. A member without a lease counts as lost. If the worker of a member has the
     /// lease, the answer comes later.
     fn begin(&mut self) -> Vec<(usize, ErasedLease)> {
-        self.error = None;
+        self.errors.fill(None);
         let mut leases = Vec::new();
         for at in 0..self.slots.len() {
             let was_away = matches!(self.slots.get(at), Some(Slot::Away));
@@ -319,6 +325,12 @@ impl State {
             self.answer(at, answer);
         }
         leases
+    }
+
+    fn fail(&mut self, member: usize, error: Error) {
+        if let Some(at) = self.errors.get_mut(member) {
+            *at = Some(error);
+        }
     }
 
     fn answer(&mut self, member: usize, answer: Answer) {

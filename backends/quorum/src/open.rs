@@ -89,7 +89,7 @@ pub(crate) fn open_all(
 }
 
 /// Returns the error of a member, with its location.
-fn at_member(member: &Member, error: Error) -> Error {
+pub(crate) fn at_member(member: &Member, error: Error) -> Error {
     let text = format!(
         "the member {}: {}",
         member.source.location(),

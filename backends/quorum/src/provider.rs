@@ -23,7 +23,7 @@ use crate::ballot::{Tally, majority};
 use crate::epochs::Epochs;
 use crate::hold::{Ask, GIVE_BACK, Hold, Job, PATIENCE, QuorumLease};
 use crate::member::Member;
-use crate::open::{QuorumMember, check_count, open_all};
+use crate::open::{QuorumMember, at_member, check_count, open_all};
 use crate::{BACKEND, lock, worker};
 
 /// A member keeps a lease longer by one part in this number. The clocks of two hosts differ in speed by no more,
@@ -153,29 +153,22 @@ impl QuorumProvider {
 }
 
 /// Returns the error of a call to which fewer than a majority of the members answered.
-pub(crate) fn few_members(quorum: &Quorum, cause: Option<Error>) -> Error {
+pub(crate) fn few_members(quorum: &Quorum, errors: &[Option<Error>]) -> Error {
     let members = quorum.members.len();
     let text = format!(
         "fewer than {} of {members} members answered, so nothing was granted; see to the others",
         majority(members)
     );
-    caused(Error::new(ErrorKind::Unavailable, text), cause)
+    quorum.refusal_or(Error::new(ErrorKind::Unavailable, text), errors)
 }
 
 /// Returns the error of a renewal or release to which no majority has given one answer.
-fn unknown(quorum: &Quorum, what: &str, cause: Option<Error>) -> Error {
+fn unknown(quorum: &Quorum, what: &str, errors: &[Option<Error>]) -> Error {
     let members = quorum.members.len();
     let text = format!(
         "no majority of the {members} members answered the {what} alike; the leases end with their ttl"
     );
-    caused(Error::new(ErrorKind::Unknown, text), cause)
-}
-
-fn caused(error: Error, cause: Option<Error>) -> Error {
-    match cause {
-        Some(cause) => error.with_source(cause),
-        None => error,
-    }
+    quorum.refusal_or(Error::new(ErrorKind::Unknown, text), errors)
 }
 
 impl Quorum {
@@ -216,6 +209,20 @@ impl Quorum {
         }
     }
 
+    /// Returns the refusal of a member if so many members refuse a call that no majority is possible: that is no outage,
+    /// and repeating the call does not help. Otherwise returns `error`, with the error of a member as its source.
+    fn refusal_or(&self, error: Error, errors: &[Option<Error>]) -> Error {
+        let failed = self.members.iter().zip(errors);
+        let failed = failed.filter_map(|(member, error)| Some((member, error.as_ref()?)));
+        let (refused, silent): (Vec<_>, Vec<_>) = failed.partition(|(_, it)| !it.is_retryable());
+        let is_refused = refused.len() > self.members.len() - majority(self.members.len());
+        match refused.into_iter().chain(silent).next() {
+            Some((member, refusal)) if is_refused => at_member(member, refusal.clone()),
+            Some((_, cause)) => error.with_source(cause.clone()),
+            None => error,
+        }
+    }
+
     /// Posts the renewals of a hold's leases to the members.
     fn ask_renewal(
         &self,
@@ -248,7 +255,7 @@ impl Quorum {
                 Ok(Renewal::Renewed)
             }
             (Tally::Lost, _) => Ok(Renewal::Lost),
-            (Tally::Open | Tally::Unknown, cause) => Err(unknown(self, "renewal", cause)),
+            (Tally::Open | Tally::Unknown, errors) => Err(unknown(self, "renewal", &errors)),
         }
     }
 
@@ -281,7 +288,7 @@ impl Quorum {
         match hold.release(&*self.clock, until, &awaited) {
             (Tally::Live, _) => Ok(Released::Done),
             (Tally::Lost, _) => Ok(Released::AlreadyLost),
-            (Tally::Open | Tally::Unknown, cause) => Err(unknown(self, "release", cause)),
+            (Tally::Open | Tally::Unknown, errors) => Err(unknown(self, "release", &errors)),
         }
     }
 

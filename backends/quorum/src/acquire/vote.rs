@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use lockkeeper_core::{CancelRegistration, ErasedLease, Error, Grant, HostInstant, epochs_in};
 
 use crate::ballot::{Decision, Vote, majority};
-use crate::hold::{GIVE_BACK, Hold, PATIENCE, QuorumLease};
+use crate::hold::{Errors, GIVE_BACK, Hold, PATIENCE, QuorumLease};
 use crate::lock;
 use crate::provider::few_members;
 
@@ -53,7 +53,7 @@ impl Acquisition<'_> {
                 (Decision::Won, _) => return Ok(Step::End(Some(vote.into_grant()))),
                 (Decision::Outage, _) => {
                     self.give_back(&vote.hold);
-                    return Err(few_members(self.quorum, vote.error));
+                    return Err(few_members(self.quorum, &vote.errors));
                 }
                 (Decision::Outdated(last), _) => {
                     let is_kept = self.keep(&vote);
@@ -118,7 +118,7 @@ impl Acquisition<'_> {
         let epoch = self.epoch.take();
         let epoch = epoch.unwrap_or_else(|| self.next_epoch());
         let (hold, wake) = self.propose(leases, Some(epoch), |_| true, deadline);
-        let (decision, votes, error) = hold.decide(self.request, now, deadline);
+        let (decision, votes, errors) = hold.decide(self.request, now, deadline);
         VoteResult {
             began: now,
             deadline,
@@ -127,7 +127,7 @@ impl Acquisition<'_> {
             hold,
             decision,
             votes,
-            error,
+            errors,
             _wake: wake,
         }
     }
@@ -201,7 +201,7 @@ struct VoteResult {
     hold: Arc<Hold>,
     decision: Decision,
     votes: Vec<Vote>,
-    error: Option<Error>,
+    errors: Errors,
     /// A cancel still ends a further wait of the caller.
     _wake: Option<CancelRegistration>,
 }

@@ -8,15 +8,15 @@ use lockkeeper_core::{Clock, ErasedLease, Error, HostInstant, Released, Renewal}
 use crate::ballot::{Answer, Tally, tally};
 use crate::lock;
 
-use super::{GIVE_BACK, Hold, Job, PATIENCE, Round, Slot};
+use super::{Errors, GIVE_BACK, Hold, Job, PATIENCE, Round, Slot};
 
 /// The time from the loss of a member's lease until it is requested again. The releases of one `unlock` reach the
 /// members at different times, and the holder notices each at once. Regaining a lease in between would undo the
 /// `unlock`. After a restart, a member usually grants nothing for longer than this.
 const REGAINED_AFTER: Duration = Duration::from_secs(1);
 
-/// The combined answer of the members, and the first failure.
-pub(crate) type Told = (Tally, Option<Error>);
+/// The combined answer of the members, and their errors.
+pub(crate) type Told = (Tally, Errors);
 
 impl Hold {
     /// Begins a renewal. Returns it, and the leases to renew. The workers renew the leases that they have now when
@@ -97,7 +97,7 @@ impl Hold {
             _ if !is_current => return Some(Job::renew(self, state.renewal, lease)),
             Ok(Renewal::Renewed) => (Slot::Idle(lease), Answer::Live),
             Err(error) => {
-                state.error = Some(error);
+                state.fail(member, error);
                 (Slot::Idle(lease), Answer::Unknown)
             }
         };
@@ -113,7 +113,7 @@ impl Hold {
             Ok(Released::Done) => (Slot::Released, Answer::Live),
             Ok(Released::AlreadyLost) => (Slot::None, Answer::Lost),
             Err(error) => {
-                state.error = Some(error);
+                state.fail(member, error);
                 (Slot::Away, Answer::Unknown)
             }
         };
@@ -125,7 +125,7 @@ impl Hold {
     pub(crate) fn renewal(&self, clock: &dyn Clock, deadline: HostInstant) -> Told {
         self.wait(clock, |state, now| match tally(&state.answers) {
             Tally::Open if now < deadline => Err(deadline),
-            told => Ok((told, state.error.clone())),
+            told => Ok((told, state.errors.clone())),
         })
     }
 
@@ -144,7 +144,7 @@ impl Hold {
             let is_open = answers.any(|(it, is_awaited)| *it == Answer::Pending && *is_awaited);
             match is_open && now < until {
                 true => Err(until),
-                false => Ok((tally(&state.answers), state.error.clone())),
+                false => Ok((tally(&state.answers), state.errors.clone())),
             }
         });
         if told.0 == Tally::Live {

@@ -135,12 +135,31 @@ fn failure_at_the_end_of_a_wait_is_not_busy() {
         store: Arc::clone(store),
         before: Arc::new(|_| {}),
         always: false,
+        refuses: false,
         cut_off: Some(Arc::clone(&clock)),
     });
     let (name, until) = (name(), clock.now() + WAIT);
     let request = AcquireRequest::attempt(&name, TTL, &*clock).waiting_until(until);
     let failed = quorum.acquire(&request).expect_err("the member fails");
     assert_eq!(failed.kind(), ErrorKind::Unavailable, "{failed:?}");
+}
+
+#[test]
+fn refusal_of_a_majority_is_no_outage() {
+    let stores = Stores::new();
+    let quorum = open(&stores, Arc::new(SystemClock), |store| Watched {
+        store: Arc::clone(store),
+        before: Arc::new(|_| {}),
+        always: false,
+        refuses: !Arc::ptr_eq(store, &stores.members[0]),
+        cut_off: None,
+    });
+    // The second attempt begins at the first member: the others have failed.
+    for _ in 0..2 {
+        let refused = attempt(&*quorum).expect_err("two members refuse it");
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused:?}");
+        assert!(refused.message().ends_with("this user may not lock"));
+    }
 }
 
 #[test]
@@ -168,6 +187,7 @@ fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
             store: Arc::clone(store),
             before: Arc::new(before),
             always: false,
+            refuses: false,
             cut_off: None,
         }
     });

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Clock, ErasedLease, Error, Grant, LeaseVerifier,
-    LockProvider, Operation, StoreInfo, SystemClock,
+    AcquireRequest, Admin, Backend, Capabilities, Clock, ErasedLease, Error, ErrorKind, Grant,
+    LeaseVerifier, LockProvider, Operation, StoreInfo, SystemClock,
 };
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
 
@@ -22,6 +22,8 @@ pub(crate) struct Watched {
     pub(crate) before: Arc<Before>,
     /// Also before batches without attempts.
     pub(crate) always: bool,
+    /// Whether the member refuses all that a batch asks for.
+    pub(crate) refuses: bool,
     /// A clock that the member moves to the end of each wait, which then fails: its server is cut off by then.
     pub(crate) cut_off: Option<Arc<StoppedClock>>,
 }
@@ -75,11 +77,23 @@ impl Backend for Watched {
         if self.always || batch.iter().any(|it| matches!(it, Operation::Acquire(_))) {
             (self.before)(batch);
         }
+        if self.refuses {
+            return batch.iter_mut().for_each(refuse);
+        }
         self.store.batch(batch);
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
         self.store.watch_leases(verifier);
+    }
+}
+
+fn refuse(operation: &mut Operation<'_, ErasedLease>) {
+    let error = Error::new(ErrorKind::PermissionDenied, "this user may not lock");
+    match operation {
+        Operation::Acquire(it) => it.answer = Some(Err(error)),
+        Operation::Renew(it) => it.answer = Some(Err(error)),
+        Operation::Release(it) => it.answer = Some(Err(error)),
     }
 }
 
@@ -103,6 +117,7 @@ pub(crate) fn watched_for(
         store: Arc::clone(store),
         before: Arc::clone(&before),
         always,
+        refuses: false,
         cut_off: None,
     };
     open(stores, clock, watch)
