@@ -30,7 +30,7 @@ use lockkeeper_core::{
 use crate::ballot::{Vote, majority};
 use crate::hold::{Ask, Hold, Job, PATIENCE, QuorumLease};
 use crate::member::Member;
-use crate::provider::{Quorum, few_members};
+use crate::provider::{Quorum, few_members, member_ttl};
 
 /// The mean pause before another vote. It doubles with each vote.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -201,7 +201,7 @@ impl<'a> Acquisition<'a> {
         deadline: HostInstant,
     ) -> (Arc<Hold>, Option<CancelRegistration>) {
         let (name, ttl) = (self.request.name().clone(), self.request.ttl());
-        let ttl = self.quorum.member_ttl(ttl);
+        let ttl = member_ttl(ttl);
         let members = self.quorum.members.iter().zip(&leases);
         let asked = members.filter(|(it, lease)| lease.is_none() && is_asked(it.index));
         let asked: Vec<_> = asked.map(|(member, _)| member).collect();
@@ -233,7 +233,7 @@ impl<'a> Acquisition<'a> {
         let Some((member, store)) = member.and_then(|it| Some((it, it.opened()?))) else {
             return Ok(Step::Enter);
         };
-        let ttl = quorum.member_ttl(request.ttl());
+        let ttl = member_ttl(request.ttl());
         let waiting = AcquireRequest::attempt(request.name(), ttl, request.clock());
         let waiting = waiting
             .waiting_until(deadline)

@@ -10,7 +10,7 @@ use lockkeeper_core::{
 
 use crate::BACKEND;
 use crate::open::{QuorumMember, check_count};
-use crate::provider::QuorumProvider;
+use crate::provider::{QuorumProvider, member_ttl};
 
 /// Opens `quorum:?member=URL&member=URL&member=URL`, with three or five members.
 ///
@@ -87,7 +87,8 @@ fn members(context: &OpenContext<'_>) -> Result<Vec<Member>, Error> {
     let members = context.members()?;
     check_count(members.len())?;
     let key = &QuorumDriver::RESTART_GRACE;
-    let grace = restart_grace(context)?;
+    // A member that knows its locks keeps them as long.
+    let grace = member_ttl(restart_grace(context)?).min(MAX_DURATION);
     let graced = members.into_iter().map(|member| {
         if !member.takes(&key.spec) {
             return Ok(member);

@@ -95,7 +95,8 @@ impl QuorumProvider {
     /// Opens the members, of which a majority must be reachable. The others are opened as soon as they are
     /// reachable.
     ///
-    /// A member that forgot its locks grants nothing for `max_ttl`, so no ttl may be longer.
+    /// No ttl may be longer than `max_ttl`. A member that forgot its locks must grant nothing for that time, 1/1000 of it
+    /// and 2 ms: so long members keep a lease.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidValue`] unless there are three or five members, each a different server.
@@ -152,6 +153,11 @@ impl QuorumProvider {
     }
 }
 
+/// Returns the ttl that members are asked for.
+pub(crate) fn member_ttl(ttl: Duration) -> Duration {
+    ttl.saturating_add(ttl / DRIFT + RESOLUTION)
+}
+
 /// Returns the error of a call to which fewer than a majority of the members answered.
 pub(crate) fn few_members(quorum: &Quorum, errors: &[Option<Error>]) -> Error {
     let members = quorum.members.len();
@@ -172,11 +178,6 @@ fn unknown(quorum: &Quorum, what: &str, errors: &[Option<Error>]) -> Error {
 }
 
 impl Quorum {
-    /// Returns the ttl that members are asked for.
-    pub(crate) fn member_ttl(&self, ttl: Duration) -> Duration {
-        ttl.saturating_add(ttl / DRIFT + RESOLUTION)
-    }
-
     /// Returns the members in the order in which callers begin with them.
     pub(crate) fn by_turn(&self) -> impl Iterator<Item = &Arc<Member>> {
         let by_turn = |is_quick| {
@@ -232,7 +233,7 @@ impl Quorum {
     ) -> Result<Asked, Error> {
         self.check_ttl(ttl)?;
         let now = self.clock.now();
-        let member_ttl = self.member_ttl(ttl);
+        let member_ttl = member_ttl(ttl);
         let (round, leases) = hold.begin_renewal(member_ttl, deadline);
         for (index, lease) in leases {
             if let Some(member) = self.members.get(index) {

@@ -15,7 +15,7 @@ use lockkeeper_core::{
 use lockkeeper_local::MemoryDriver;
 use lockkeeper_quorum::QuorumDriver;
 
-/// A driver that cannot reach its store, which takes `restart_grace`.
+/// A driver that cannot reach its store, which takes `restart_grace`. Its error shows that.
 #[derive(Debug)]
 struct Unreachable;
 
@@ -28,8 +28,9 @@ impl Driver for Unreachable {
         const { &[QuorumDriver::RESTART_GRACE.spec] }
     }
 
-    fn open(&self, _: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        Err(Error::unreachable("no route to host"))
+    fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        let grace = context.value(&QuorumDriver::RESTART_GRACE)?;
+        Err(Error::unreachable(format!("no route; {grace:?}")))
     }
 }
 
@@ -47,6 +48,14 @@ fn restart_grace_below_the_ttl_is_refused() {
     let error = error.expect_err("it would grant nothing");
     assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error}");
     assert!(error.to_string().contains("raise it"), "{error}");
+}
+
+#[test]
+fn member_that_restarted_waits_as_long_as_members_keep_a_lease() {
+    let url = "quorum:?member=far:a&member=far:b&member=far:c&ttl=30s";
+    let error = drivers().open(&Config::from_url(url).unwrap());
+    let shown = format!("{:?}", error.expect_err("no member can be reached"));
+    assert!(shown.contains("Some(30.032s)"), "{shown}");
 }
 
 #[test]

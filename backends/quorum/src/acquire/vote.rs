@@ -8,7 +8,7 @@ use lockkeeper_core::{CancelRegistration, ErasedLease, Error, Grant, HostInstant
 use crate::ballot::{Decision, Vote, majority};
 use crate::hold::{Errors, GIVE_BACK, Hold, PATIENCE, QuorumLease};
 use crate::lock;
-use crate::provider::few_members;
+use crate::provider::{few_members, member_ttl};
 
 use super::{Acquisition, Step, no_leases};
 
@@ -180,7 +180,7 @@ impl Acquisition<'_> {
     fn give_back_kept(&mut self) {
         let leases = std::mem::replace(&mut self.leases, no_leases(self.quorum));
         let (name, ttl) = (self.request.name().clone(), self.request.ttl());
-        let ttl = self.quorum.member_ttl(ttl);
+        let ttl = member_ttl(ttl);
         let hold = Hold::new(name, ttl, 0, leases, |_| false);
         self.give_way(&Arc::new(hold));
     }
