@@ -76,8 +76,9 @@ pub(crate) enum Ask {
         ttl: Duration,
     },
     Renew(Round, ErasedLease),
-    /// A release, which is repeated until the lease has ended by itself.
-    Release(ErasedLease, HostInstant),
+    /// A release, which is repeated until the lease has ended by itself, at this time. Has the error of a release that may
+    /// have freed the lease.
+    Release(ErasedLease, HostInstant, Option<Error>),
 }
 
 impl Job {
@@ -90,7 +91,7 @@ impl Job {
     ) -> Self {
         Self {
             hold: Arc::clone(hold),
-            ask: Ask::Release(lease, now + hold.ttl),
+            ask: Ask::Release(lease, now + hold.ttl, None),
             deadline,
         }
     }

@@ -136,7 +136,7 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
                 deadline,
                 answer: None,
             }),
-            Ask::Release(lease, _) => Operation::Release(ReleaseRequest::new(lease, deadline)),
+            Ask::Release(lease, ..) => Operation::Release(ReleaseRequest::new(lease, deadline)),
         })
     });
     let mut operations: Vec<_> = operations.collect();
@@ -176,19 +176,24 @@ fn deliver(member: &Member, job: Job, reply: Reply) {
         (Ask::Renew(round, lease), Reply::Failed(error)) => {
             hold.renewed(index, now, round, lease, Err(error))
         }
-        (Ask::Release(..), Reply::Release(released)) => {
-            hold.released(index, Ok(released));
+        (Ask::Release(_, _, lost_reply), Reply::Release(released)) => {
+            let answer = match (released, lost_reply) {
+                // The release without a reply may have freed it.
+                (Released::AlreadyLost, Some(error)) => Err(error),
+                _ => Ok(released),
+            };
+            hold.released(index, answer, false);
             None
         }
-        (Ask::Release(lease, ends), Reply::Failed(error)) => {
-            hold.released(index, Err(error));
-            if now < ends {
-                let ask = Ask::Release(lease, ends);
-                let deadline = now + GIVE_BACK;
+        (Ask::Release(lease, ends, lost_reply), Reply::Failed(error)) => {
+            let is_repeated = now < ends;
+            hold.released(index, Err(error.clone()), is_repeated);
+            if is_repeated {
+                let unknown = Some(error).filter(|it| it.kind() == ErrorKind::Unknown);
                 member.post_again(Job {
                     hold,
-                    ask,
-                    deadline,
+                    ask: Ask::Release(lease, ends, lost_reply.or(unknown)),
+                    deadline: now + GIVE_BACK,
                 });
             }
             None
@@ -207,7 +212,7 @@ mod tests {
     use lockkeeper_core::{HostInstant, LockName, SystemClock};
     use lockkeeper_local::MemoryProvider;
 
-    use crate::ballot::Vote;
+    use crate::ballot::{Tally, Vote};
     use crate::hold::Hold;
     use crate::open::QuorumMember;
 
@@ -242,5 +247,27 @@ mod tests {
         let request = AcquireRequest::attempt(&name, TTL, &SystemClock);
         let (vote, _) = next.vote_of(0, &request, SystemClock.now());
         assert!(matches!(vote, Vote::Granted(_)), "{vote:?}");
+    }
+
+    #[test]
+    fn release_after_a_lost_reply_finds_nothing_and_stays_unknown() {
+        let store: Arc<dyn LockProvider> = Arc::new(MemoryProvider::new());
+        let name = LockName::new("a").unwrap();
+        let request = AcquireRequest::attempt(&name, TTL, &SystemClock);
+        let lease = store.acquire(&request).unwrap().unwrap().lease;
+        let source = QuorumMember::from(store);
+        let member = Member::new(0, source, Arc::new(SystemClock), Arc::default());
+        let leases = vec![Some((lease, 1))];
+        let hold = Arc::new(Hold::new(name.clone(), TTL, 1, leases, |_| false));
+        let (_, lease) = hold.begin_release().pop().unwrap();
+        let job = Job::release(&hold, lease, SystemClock.now(), HostInstant::NEVER);
+        deliver(&member, job, Reply::Failed(no_answer()));
+        let repeated = member.take(1).pop().unwrap();
+        deliver(&member, repeated, Reply::Release(Released::AlreadyLost));
+        let tally = || hold.release(&SystemClock, SystemClock.now(), &[]).0;
+        assert_eq!(tally(), Tally::Unknown);
+        // The keeper, which knows of the lost reply, asks again.
+        assert!(hold.begin_release().is_empty());
+        assert_eq!(tally(), Tally::Lost);
     }
 }

@@ -106,15 +106,21 @@ impl Hold {
         None
     }
 
-    /// Records the answer of a member to a release.
-    pub(crate) fn released(&self, member: usize, answer: Result<Released, Error>) {
+    /// Records the answer of a member to a release, and whether the worker repeats the release.
+    pub(crate) fn released(
+        &self,
+        member: usize,
+        answer: Result<Released, Error>,
+        is_repeated: bool,
+    ) {
         let mut state = lock(&self.state);
         let (slot, answer) = match answer {
             Ok(Released::Done) => (Slot::Released, Answer::Live),
             Ok(Released::AlreadyLost) => (Slot::None, Answer::Lost),
             Err(error) => {
                 state.fail(member, error);
-                (Slot::Away, Answer::Unknown)
+                let slot = if is_repeated { Slot::Away } else { Slot::None };
+                (slot, Answer::Unknown)
             }
         };
         state.put(member, slot, Some(answer));
