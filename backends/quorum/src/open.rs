@@ -67,25 +67,32 @@ pub(crate) fn open_all(
 ) -> Result<Vec<Arc<dyn LockProvider>>, Error> {
     let opened = ask_all(members, clock, HostInstant::NEVER, Member::open);
     let mut stores = Vec::with_capacity(members.len());
-    let mut failed = None;
+    let mut failed = Vec::new();
     for (member, opened) in members.iter().zip(opened) {
         match opened {
             Ok(store) => stores.push(store),
-            Err(error) if error.is_retryable() => failed = Some(error),
+            Err(error) if error.is_retryable() => failed.push(error),
             Err(error) => return Err(at_member(member, error)),
         }
     }
-    match failed {
-        Some(error) if stores.len() < majority(members.len()) => {
-            let text = few(stores.len(), members.len());
-            let few = match error.is_unreachable() {
-                true => Error::unreachable(text),
-                false => Error::new(ErrorKind::Unavailable, text),
-            };
-            Err(few.with_source(error))
-        }
-        _ => Ok(stores),
+    let (open, needed) = (stores.len(), majority(members.len()));
+    if open >= needed {
+        return Ok(stores);
     }
+    // Locks may be held at a majority that was reached, so no fallback is opened then.
+    let silent = failed.iter().filter(|it| it.is_unreachable()).count();
+    let is_unreachable = silent > members.len() - needed;
+    let text = few(open, members.len());
+    let few = match is_unreachable {
+        true => Error::unreachable(text),
+        false => Error::new(ErrorKind::Unavailable, text),
+    };
+    let mut causes = failed.into_iter();
+    let cause = causes.find(|it| it.is_unreachable() == is_unreachable);
+    Err(match cause {
+        Some(cause) => few.with_source(cause),
+        None => few,
+    })
 }
 
 /// Returns the error of a member, with its location.

@@ -15,13 +15,14 @@ use lockkeeper_core::{
 use lockkeeper_local::MemoryDriver;
 use lockkeeper_quorum::QuorumDriver;
 
-/// A driver that cannot reach its store, which takes `restart_grace`. Its error shows that.
+/// A driver that cannot reach its store `far:`, and reaches `loading:`, which does not serve yet. They take
+/// `restart_grace`, and their errors show it.
 #[derive(Debug)]
 struct Unreachable;
 
 impl Driver for Unreachable {
     fn schemes(&self) -> &'static [&'static str] {
-        &["far"]
+        &["far", "loading"]
     }
 
     fn keys(&self) -> &'static [KeySpec] {
@@ -30,7 +31,10 @@ impl Driver for Unreachable {
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let grace = context.value(&QuorumDriver::RESTART_GRACE)?;
-        Err(Error::unreachable(format!("no route; {grace:?}")))
+        Err(match context.url().scheme() {
+            "far" => Error::unreachable(format!("no route; {grace:?}")),
+            _ => Error::new(ErrorKind::Unavailable, format!("loading; {grace:?}")),
+        })
     }
 }
 
@@ -56,6 +60,21 @@ fn member_that_restarted_waits_as_long_as_members_keep_a_lease() {
     let error = drivers().open(&Config::from_url(url).unwrap());
     let shown = format!("{:?}", error.expect_err("no member can be reached"));
     assert!(shown.contains("Some(30.032s)"), "{shown}");
+}
+
+/// Such a quorum may have locks, so no fallback is opened.
+#[test]
+fn quorum_is_unreachable_if_a_majority_is_in_any_order() {
+    for (members, is_unreachable) in [
+        ("member=far:b&member=loading:c", false),
+        ("member=loading:b&member=far:c", false),
+        ("member=far:b&member=far:c", true),
+    ] {
+        let url = format!("quorum:?member=memory:a&{members}");
+        let error = drivers().open(&Config::from_url(&url).unwrap());
+        let error = error.expect_err("one member does not suffice");
+        assert_eq!(error.is_unreachable(), is_unreachable, "{error:?}");
+    }
 }
 
 #[test]
