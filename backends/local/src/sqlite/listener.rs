@@ -31,7 +31,7 @@ enum State {
         /// Whether there was a lock since the last check.
         is_used: bool,
     },
-    /// No other process can reach this one, or the provider has ended.
+    /// The provider has ended.
     Over,
 }
 
@@ -46,7 +46,8 @@ impl LeaseListener {
 
     /// Starts the thread if it does not run. Returns whether it ran before.
     ///
-    /// Without it, losses are noticed by the next renewal.
+    /// Without it, losses are noticed by the next renewal. If it cannot start, the next acquisition tries again:
+    /// descriptors or threads may be free by then.
     pub(super) fn start(&self, slot: &Arc<Slot>, parkers: &ParkerPool) -> bool {
         let mut state = lock(&self.state);
         match &mut *state {
@@ -57,7 +58,9 @@ impl LeaseListener {
             }
             State::Over => return false,
         }
-        let parker = Arc::new(parkers.holder());
+        let Some(parker) = parkers.holder().map(Arc::new) else {
+            return false;
+        };
         let thread = || {
             let (parker, slot) = (Arc::clone(&parker), Arc::downgrade(slot));
             let (leases, state) = (Arc::downgrade(&self.leases), Arc::clone(&self.state));
@@ -69,15 +72,13 @@ impl LeaseListener {
             };
             named.spawn(listen).ok()
         };
-        let reachable = !parker.address().is_empty();
-        *state = match reachable.then(thread).flatten() {
-            Some(thread) => State::Listening {
+        if let Some(thread) = thread() {
+            *state = State::Listening {
                 parker,
                 thread,
                 is_used: true,
-            },
-            None => State::Over,
-        };
+            };
+        }
         false
     }
 }

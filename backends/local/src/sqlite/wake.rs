@@ -75,23 +75,24 @@ impl ParkerPool {
         let idle = lock(&self.idle).pop();
         let parker = idle
             .filter(|parker| parker.exists())
-            .unwrap_or_else(|| Arc::new(self.folder.bind(Role::Waiter)));
+            .unwrap_or_else(|| Arc::new(self.folder.bind_waiter()));
         parker.clear();
         parker
     }
 
-    /// Keeps a parker that is no longer in a waiter's row.
+    /// Keeps a parker that is no longer in a waiter's row. A parker that other processes cannot reach, since no
+    /// descriptor was left for it, is dropped: the next waiter may get a better one.
     pub(super) fn keep(&self, parker: Arc<Parker>) {
         let mut idle = lock(&self.idle);
-        if idle.len() < MAX_IDLE {
+        if idle.len() < MAX_IDLE && !parker.address().is_empty() {
             idle.push(parker);
         }
     }
 
-    /// Returns a parker that receives notifications of ended leases for a provider. Its address is
-    /// empty if no other process can notify it.
-    pub(super) fn holder(&self) -> Parker {
-        self.folder.bind(Role::Holder)
+    /// Returns a parker that receives notifications of ended leases for a provider. Returns `None` if no
+    /// other process could notify it.
+    pub(super) fn holder(&self) -> Option<Parker> {
+        self.folder.try_bind(Role::Holder)
     }
 
     /// Notifies the process `pid` that one of its leases has ended.
@@ -128,6 +129,8 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("locks.db"), "").unwrap();
         let parkers = ParkerPool::new(&folder.join("locks.db"));
+        // As if no descriptor had been left for the last waiter.
+        parkers.keep(Arc::new(Parker::default()));
         let parker = parkers.take();
         assert_eq!(parker.address().is_empty(), !cfg!(target_os = "linux"));
         assert_eq!(parkers.notify(parker.address()), Notified::Maybe);

@@ -69,15 +69,16 @@ impl SocketFolder {
         None
     }
 
-    /// Binds a parker. Its role is part of its address.
-    pub(super) fn bind(&self, role: Role) -> Parker {
-        let bound = (0..4).find_map(|_| self.try_bind(role));
+    /// Binds a waiter's parker.
+    pub(super) fn bind_waiter(&self) -> Parker {
+        let bound = (0..4).find_map(|_| self.try_bind(Role::Waiter));
         // Without a bound socket, only this process can notify the parker.
         let unbound = || Parker::default().with_sockets(UnixDatagram::pair().ok()?);
         bound.or_else(unbound).unwrap_or_default()
     }
 
-    fn try_bind(&self, role: Role) -> Option<Parker> {
+    /// Binds a parker that other processes can notify. Its role is part of its address.
+    pub(super) fn try_bind(&self, role: Role) -> Option<Parker> {
         let (prefix, pid, role) = (&self.prefix, std::process::id(), role.as_str());
         let address = format!("{prefix}{pid}-{role}{:08x}", fastrand::u32(..));
         let short = self.socket_path(&address)?;
