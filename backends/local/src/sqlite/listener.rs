@@ -69,6 +69,10 @@ impl LeaseListener {
                 while wait(&parker, &leases, &state) {
                     verify(&slot);
                 }
+                if !parker.exists() {
+                    // The database may have been deleted, too, and no notification of a new one arrived.
+                    verify(&slot);
+                }
             };
             named.spawn(listen).ok()
         };

@@ -100,7 +100,7 @@ impl Driver for SqliteDriver {
 /// Locks in a SQLite file, for all processes of one host. Clones share one connection.
 ///
 /// The file is created with permissions for its owner only, and contains nothing else. Beside it are SQLite's `-wal`
-/// and `-shm` files and sockets (`-wake-…`). While a thread waits, a release notifies it on its socket. While a
+/// and `-shm` files and sockets (`.lockkeeper-…-wake-…`). While a thread waits, a release notifies it on its socket. While a
 /// program has locks, another socket and a thread tell its keepers when another process, such as `lockkeeper unlock`,
 /// ended a lease. The guard is lost at once. The lock of a dead process is granted to the next waiter at once.
 ///

@@ -123,12 +123,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_work_in_folders_with_long_paths() {
+    fn sockets_work_in_folders_with_long_paths_and_for_long_names() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("long".repeat(40));
         fs::create_dir(&folder).unwrap();
-        fs::write(folder.join("locks.db"), "").unwrap();
-        let parkers = ParkerPool::new(&folder.join("locks.db"));
+        let name = "locks".repeat(40);
+        fs::write(folder.join(&name), "").unwrap();
+        let parkers = ParkerPool::new(&folder.join(&name));
         // As if no descriptor had been left for the last waiter.
         parkers.keep(Arc::new(Parker::default()));
         let parker = parkers.take();
@@ -142,6 +143,6 @@ mod tests {
         }
         let files = fs::read_dir(&folder).unwrap().flatten();
         let names: Vec<_> = files.map(|file| file.file_name()).collect();
-        assert_eq!(names, ["locks.db"]);
+        assert_eq!(names, [name.as_str()]);
     }
 }

@@ -26,6 +26,19 @@ const MAX_SOCKET_PATH: usize = 103;
 /// A younger socket may not receive yet: its file exists a little earlier.
 const MIN_AGE: Duration = Duration::from_secs(10);
 
+/// Returns the start of the names of a database's sockets. It is as short for every database, so that each name fits into a
+/// socket's address. It begins with a dot, so that `rm locks.db*` leaves the sockets: by them, the program that
+/// creates the file again notifies the holders.
+fn prefix(database: &Path) -> String {
+    let name = database.file_name().unwrap_or_default();
+    // FNV-1a, which is the same in all versions of this program.
+    let hash = name.as_encoded_bytes().iter();
+    let hash = hash.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!(".lockkeeper-{hash:016x}-wake-")
+}
+
 #[derive(Debug)]
 pub(super) struct SocketFolder {
     database: PathBuf,
@@ -40,14 +53,13 @@ pub(super) struct SocketFolder {
 
 impl SocketFolder {
     pub(super) fn new(path: &Path) -> Self {
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
         let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
         let sender = UnixDatagram::unbound().ok();
         Self {
             sender: sender.filter(|socket| socket.set_nonblocking(true).is_ok()),
             #[cfg(target_os = "linux")]
             handle: fs::File::open(&folder).ok(),
-            prefix: format!("{file}-wake-"),
+            prefix: prefix(path),
             database: path.to_owned(),
             folder,
         }

@@ -160,8 +160,8 @@ fn release_in_a_batch_notifies_the_next_waiter() {
     let [mut held] = acquire(&provider, ["seat"]);
     // A waiter that polls would get the name as well, later.
     let waiter = silent_waiter(&store);
-    let wake = "locks.db-wake-waiter";
-    let socket = UnixDatagram::bind(store.folder.path().join(wake)).unwrap();
+    let wake = store.socket_prefix() + "waiter";
+    let socket = UnixDatagram::bind(store.folder.path().join(&wake)).unwrap();
     socket
         .set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();

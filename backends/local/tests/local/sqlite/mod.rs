@@ -60,6 +60,13 @@ impl TempStore {
         raw
     }
 
+    /// Returns the start of the names of all sockets. A provider has one.
+    fn socket_prefix(&self) -> String {
+        let sockets = self.files().into_iter();
+        let mut prefixes = sockets.filter_map(|file| Some(file.split_once("-wake-")?.0.to_owned()));
+        prefixes.next().unwrap() + "-wake-"
+    }
+
     fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder.path()).unwrap();
         let mut files: Vec<_> = entries

@@ -168,8 +168,8 @@ fn waiter_that_was_granted_notifies_the_next_that_is_admitted() {
         };
         let first = queue(&store, mode(asked));
         let second = silent_waiter(&store);
-        let wake = "locks.db-wake-waiter";
-        let socket = UnixDatagram::bind(store.folder.path().join(wake)).unwrap();
+        let wake = store.socket_prefix() + "waiter";
+        let socket = UnixDatagram::bind(store.folder.path().join(&wake)).unwrap();
         let limit = Duration::from_secs(60);
         socket.set_read_timeout(Some(limit)).unwrap();
         raw.execute(
