@@ -12,7 +12,7 @@ use super::db::Session;
 use super::error::unknown;
 use super::examine;
 use super::holders::{self, Key, LockRow};
-use super::process::Process;
+use super::process::{KnownProcesses, Process};
 use super::retry::BusyRetry;
 use super::store::Store;
 
@@ -53,10 +53,14 @@ fn held_row(row: &Row<'_>) -> rusqlite::Result<HeldRow> {
 }
 
 /// Counts the living waiters of a name. Dead waiters stay in the queue until the next release.
-fn waiting(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<u64> {
+fn waiting(
+    session: &Session<'_>,
+    key: Key<'_>,
+    processes: &mut KnownProcesses,
+) -> rusqlite::Result<u64> {
     let params = (key.namespace, key.name, key.permits);
     let waiters = session.all(WAITING, params, |row| holders::process(row, 0))?;
-    let living = waiters.iter().filter(|waiter| !waiter.is_dead()).count();
+    let living = waiters.iter().filter(|it| !processes.is_dead(it)).count();
     Ok(u64::try_from(living).unwrap_or(u64::MAX))
 }
 
@@ -105,7 +109,8 @@ impl Store {
             let mut live = session.all(sql, params, held_row)?;
             // Read after the rows: a request later than `now` would count as from another boot.
             let now = self.clock.now();
-            live.retain(|row| row.lock.is_live(now));
+            let mut processes = KnownProcesses::default();
+            live.retain(|row| row.lock.is_unexpired(now) && !processes.is_dead(&row.lock.holder));
             let describe = |row: HeldRow| {
                 let (mode, is_permit) = (row.lock.mode, row.lock.mode.is_permit());
                 let key = Key {
@@ -116,7 +121,7 @@ impl Store {
                 let held = HeldName {
                     mode,
                     slot: is_permit.then_some(row.lock.slot),
-                    waiting: Some(waiting(session, key)?),
+                    waiting: Some(waiting(session, key, &mut processes)?),
                     holder: holder(&row),
                     epoch: Some(row.lock.epoch),
                     remaining: Some(row.lock.expires.saturating_since(now)),

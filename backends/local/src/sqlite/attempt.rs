@@ -5,7 +5,7 @@ use lockkeeper_core::{Error, Grant, HostInstant, Mode};
 use super::db::Session;
 use super::holders::{self, Admission, LockRow};
 use super::lease::{self, Acquisition, SqliteLease};
-use super::process::Process;
+use super::process::{KnownProcesses, Process};
 use super::wait_queue::{self, NextHolder};
 
 /// The caller's entry in the queue of a name.
@@ -122,10 +122,10 @@ fn find_slot(
     }
     holders::remove(session, key, rows, |row| Ok(!row.is_unexpired(now)))?;
     if !matches!(holders::admit(rows, mode), Admission::Slot(_)) {
-        // Whether a process is dead costs a system call.
+        let mut processes = KnownProcesses::default();
         holders::remove(session, key, rows, |row| {
             let is_left = row.epoch == 0 && !wait_queue::is_queued(session, row.reserved)?;
-            Ok(is_left || row.holder.is_dead())
+            Ok(is_left || processes.is_dead(&row.holder))
         })?;
     }
     let refused = holders::admit(rows, mode);

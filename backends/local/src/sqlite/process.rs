@@ -1,5 +1,6 @@
 //! The identity of a process, and whether another process still lives.
 
+use std::collections::HashMap;
 use std::sync::OnceLock;
 
 /// The end of the pid scope outside of containers: PROC_PID_INIT_INO of linux/proc_ns.h.
@@ -84,6 +85,22 @@ impl Process {
     fn is_of_another_boot(&self, other: &Self) -> bool {
         let boots = [self, other].map(|process| process.pid_scope.strip_suffix(HOST_PIDS));
         matches!(boots, [Some(its), Some(ours)] if its != ours)
+    }
+}
+
+/// Remembers which processes are dead: many rows belong to one process, and each check reads `/proc`.
+#[derive(Default)]
+pub(super) struct KnownProcesses(HashMap<Process, bool>);
+
+impl KnownProcesses {
+    /// Returns what [`Process::is_dead`] returned when it was asked first.
+    pub(super) fn is_dead(&mut self, process: &Process) -> bool {
+        if let Some(is_dead) = self.0.get(process) {
+            return *is_dead;
+        }
+        let is_dead = process.is_dead();
+        self.0.insert(process.clone(), is_dead);
+        is_dead
     }
 }
 

@@ -4,19 +4,16 @@
 //! A lease that has not expired stays, also if its process is dead: a ticket may pass it on to the process that opens
 //! the file now. Who asks for the name gets it at once all the same.
 
-use std::collections::HashMap;
-
 use lockkeeper_core::Error;
 use rusqlite::Row;
 
 use super::db::Session;
 use super::holders::{self, LockRow};
-use super::process::Process;
+use super::process::KnownProcesses;
 use super::store::Store;
 use super::wait_queue;
 
-/// The largest number of rows that one sweep removes, and of processes that it checks. The next
-/// opening does the rest.
+/// The largest number of rows that one sweep removes. The next opening does the rest.
 const BATCH: usize = 1_000;
 
 const WAITERS: &str = "SELECT pid, start, place, id FROM waiter";
@@ -43,7 +40,7 @@ impl Store {
         self.remove_found(
             WAITERS,
             |row| {
-                let is_dead = processes.is_dead(holders::process(row, 0)?);
+                let is_dead = processes.is_dead(&holders::process(row, 0)?);
                 Ok(is_dead.then_some(row.get::<_, i64>(3)?))
             },
             |session, id| wait_queue::dequeue(session, *id),
@@ -85,18 +82,5 @@ impl Store {
         self.db.transact(&retry, |session| {
             found.iter().try_for_each(|row| remove(session, row))
         })
-    }
-}
-
-/// Remembers whether a process is dead: many rows belong to one process.
-#[derive(Default)]
-struct KnownProcesses(HashMap<Process, bool>);
-
-impl KnownProcesses {
-    fn is_dead(&mut self, process: Process) -> bool {
-        if self.0.len() >= BATCH && !self.0.contains_key(&process) {
-            return false;
-        }
-        *self.0.entry(process).or_insert_with_key(Process::is_dead)
     }
 }
