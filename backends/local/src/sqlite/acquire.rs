@@ -157,7 +157,7 @@ impl<'a> Waiter<'a> {
             let room = self.watches.len() < MAX_WATCHED;
             match room.then(|| HolderWatch::new(holder)).flatten() {
                 Some(watch) => self.watches.push(watch),
-                None => unwatched |= holder != Process::own(),
+                None => unwatched |= holder != Process::own() && !holder.is_none(),
             }
             if holder.is_dead() {
                 // The holder ended between the attempt and the watch.

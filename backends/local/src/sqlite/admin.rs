@@ -142,7 +142,7 @@ fn holder(row: &HeldRow) -> Holder {
             .shares_pid_scope(&row.lock.holder)
             .then(|| host_name().to_owned()),
         // No process has a lease that was detached.
-        pid: Some(row.lock.holder.pid).filter(|pid| *pid != 0),
+        pid: (!row.lock.holder.is_none()).then_some(row.lock.holder.pid),
         since: UNIX_EPOCH.checked_add(Duration::from_millis(since)),
         label: row.label.clone(),
         ..Holder::default()

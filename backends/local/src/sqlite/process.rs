@@ -59,9 +59,14 @@ impl Process {
         !Self::own().pid_scope.is_empty()
     }
 
+    /// Returns whether no process has the lease: it was detached, and ends with its ttl.
+    pub(super) fn is_none(&self) -> bool {
+        self.pid == NONE
+    }
+
     /// Returns whether the pid means the same process here.
     fn has_valid_pid(&self) -> bool {
-        self.pid != NONE && !self.pid_scope.is_empty() && self.shares_pid_scope(Self::own())
+        !self.is_none() && !self.pid_scope.is_empty() && self.shares_pid_scope(Self::own())
     }
 
     /// Returns whether both processes are in one pid namespace, and see one host name.
