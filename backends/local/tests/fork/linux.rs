@@ -2,9 +2,10 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
 use lockkeeper_core::{ErrorKind, LockKeeper, Wait};
@@ -67,6 +68,17 @@ fn fork_alone() -> ForkResult {
     #[allow(unsafe_code, reason = "this process has one thread")]
     let forked = unsafe { fork() };
     forked.unwrap()
+}
+
+/// Returns the path of a waiter's socket beside the file.
+fn socket(file: &str) -> PathBuf {
+    let beside = std::fs::read_dir(Path::new(file).parent().unwrap()).unwrap();
+    let mut beside = beside.map(|entry| entry.unwrap().path());
+    let is_waiters = |it: &PathBuf| {
+        let path = it.to_string_lossy();
+        path.contains("-wake-") && !path.contains("-holder-")
+    };
+    beside.find(is_waiters).unwrap()
 }
 
 fn report(what: &str) {
@@ -153,6 +165,16 @@ fn inherited_provider_is_refused_after_a_fork() {
 
 fn open_fork_and_open(file: &str) {
     let inherited = provider(file).unwrap();
+    let holder = keeper(provider(file).unwrap()).lock("seat").unwrap();
+    let waiter = keeper(inherited.clone());
+    assert!(
+        waiter
+            .try_lock_for("seat", Duration::from_millis(1))
+            .unwrap()
+            .is_none()
+    );
+    drop((holder, waiter));
+    let of_parent = socket(file);
     let (mut here, mut there) = UnixStream::pair().unwrap();
     match fork_alone() {
         ForkResult::Parent { .. } => {
@@ -169,6 +191,7 @@ fn open_fork_and_open(file: &str) {
             assert_eq!(refused.kind(), ErrorKind::Incompatible);
             report(&refused.to_string());
             drop(inherited);
+            assert!(of_parent.exists(), "the parent keeps its socket");
             let held = keeper(provider(file).unwrap()).lock("seat").unwrap();
             report("held");
             there.write_all(&[0]).unwrap();

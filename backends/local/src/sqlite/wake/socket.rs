@@ -103,6 +103,7 @@ impl SocketFolder {
             sockets: None,
             address,
             file: Some(file),
+            pid,
         };
         let own_sender = UnixDatagram::unbound().ok()?;
         own_sender.connect(&short).ok()?;
@@ -201,6 +202,8 @@ pub(in crate::sqlite) struct Parker {
     sockets: Option<(UnixDatagram, UnixDatagram)>,
     address: String,
     file: Option<PathBuf>,
+    /// The process that made the file. A forked child has a copy of this, and must leave the file.
+    pid: u32,
 }
 
 impl Parker {
@@ -268,7 +271,9 @@ fn readable(fd: BorrowedFd<'_>) -> PollFd<'_> {
 
 impl Drop for Parker {
     fn drop(&mut self) {
-        if let Some(file) = &self.file {
+        if let Some(file) = &self.file
+            && self.pid == std::process::id()
+        {
             let _ = fs::remove_file(file);
         }
     }
