@@ -156,10 +156,11 @@ impl Connection {
 
     /// Restores the session and the connection as they were lent.
     fn restore(&mut self, lent: &Lent) -> Result<(), Failure> {
+        self.link.set_limit(LAST_ATTEMPT);
         if self.link.idle.is_some()
             && let Some(before) = &lent.session
         {
-            before.restore(self, LAST_ATTEMPT)?;
+            self.run(&before.restore)?;
         }
         for statement in take(&mut self.prepared).into_values() {
             self.call(|conn| conn.close(statement))?;
@@ -213,12 +214,13 @@ impl Connection {
     }
 
     fn call<T>(&mut self, work: impl FnOnce(&mut Conn) -> mysql::Result<T>) -> Result<T, Failure> {
-        let set = self.wire.set_timeout(&mut self.timeout, self.link.limit);
+        let limit = self.link.left();
+        let set = self.wire.set_timeout(&mut self.timeout, limit);
         set.map_err(|error| self.failed(error.into()))?;
         self.link.add_commands(1);
         self.link.is_in_doubt = true;
         let (shared, conn) = (&self.shared, &mut self.conn);
-        let (server, limit) = (&shared.link.server, self.link.limit);
+        let server = &shared.link.server;
         let reply = (shared.limits).call(&self.wire, limit, server, || work(conn))?;
         self.link.is_in_doubt = !matches!(reply, Ok(_) | Err(mysql::Error::MySqlError(_)));
         reply.map_err(|error| self.failed(error))

@@ -1,7 +1,7 @@
 //! The requests of sessions, as statements.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_remote::{Failure, senseless, unavailable};
 use lockkeeper_sessions::{Attempted, Replies, Requests, SessionConnection, SessionLink};
@@ -99,10 +99,8 @@ impl SessionConnection for Connection {
     }
 
     fn wait(&mut self, name: &EncodedName, wait: Duration, grace: Duration) -> Attempted {
-        let until = Instant::now() + wait + grace;
-        self.link.limit = wait + grace;
+        self.link.set_limit(wait + grace);
         let row = self.query_until(&self.dialect.wait(name, wait))?;
-        self.link.limit = until.saturating_duration_since(Instant::now());
         let Some(row) = row else {
             // The lock may have been granted just before the statement was ended.
             self.execute(statements::RELEASE, name)?;

@@ -295,7 +295,7 @@ impl Connection {
     /// Sends what was written, and reads the replies to so many statements.
     fn exchange(&mut self, statements: usize) -> Result<Vec<Reply>, Failure> {
         self.link.is_in_doubt = true;
-        let sent = self.wire.send(self.link.limit);
+        let sent = self.wire.send(self.link.left());
         sent.map_err(|error| self.failed(error))?;
         if self.owes_reply {
             self.owed_reply = Some(self.reply()?);

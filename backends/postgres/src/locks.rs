@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 use std::net::Shutdown;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_remote::{Failure, senseless};
 use lockkeeper_sessions::{Attempted, Replies, Requests, SessionConnection, SessionLink};
@@ -167,11 +167,9 @@ impl Connection {
 
     fn wait_for(&mut self, name: &LockKey, wait: Duration, grace: Duration) -> Attempted {
         let before = self.shared.last_epoch.get();
-        let until = Instant::now() + wait + grace;
-        self.link.limit = wait + grace;
+        self.link.set_limit(wait + grace);
         let values: Values<'_> = &[&name.number(), &millis(wait)];
         let replies = self.pipeline(&[(&Verbs::of(name).wait, values)]);
-        self.link.limit = until.saturating_duration_since(Instant::now());
         match replies?.pop().ok_or_else(unreadable)? {
             Ok(rows) => {
                 let epoch = rows.first().and_then(|row| row.number(2));

@@ -3,7 +3,7 @@
 
 use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{
@@ -77,8 +77,8 @@ pub struct SessionLink<I: Copy> {
     grace: RestartGrace,
     /// Whether a reply is missing.
     pub is_in_doubt: bool,
-    /// The longest time for a reply.
-    pub limit: Duration,
+    /// When the replies to the requests of the current call have to be there.
+    until: Instant,
     /// The time after which the server ends the idle session, if it was set.
     pub idle: Option<Duration>,
 }
@@ -92,7 +92,7 @@ impl<I: Copy> Drop for SessionLink<I> {
 }
 
 impl<I: Copy + Send + 'static> SessionLink<I> {
-    /// Makes the link of a new connection. Each reply may take `limit`.
+    /// Makes the link of a new connection. The replies to its first requests may take `limit` together.
     pub fn new(shared: &Arc<LinkShared<I>>, limit: Duration) -> Self {
         Self {
             shared: Arc::clone(shared),
@@ -101,9 +101,19 @@ impl<I: Copy + Send + 'static> SessionLink<I> {
             watched: None,
             grace: RestartGrace::new(Duration::ZERO, Duration::ZERO, HostInstant::NEVER),
             is_in_doubt: false,
-            limit,
+            until: Instant::now() + limit,
             idle: None,
         }
+    }
+
+    /// Begins a call: the replies to all its requests may take `limit` together.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.until = Instant::now() + limit;
+    }
+
+    /// Returns how long the next reply of the call may take.
+    pub fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
     }
 
     /// Counts statements that are about to be sent.

@@ -179,7 +179,7 @@ impl<C: SessionConnection> Sessions<C> {
         let unclaimed = self.all_unclaimed(session, requests);
         let longest = session.longest_call();
         let result = session.run(limit, |connection| {
-            connection.link_mut().limit = longest;
+            connection.link_mut().set_limit(longest);
             session.ask(connection, requests)
         });
         self.finish(session, requests, result, unclaimed, || longest)

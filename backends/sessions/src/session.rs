@@ -120,7 +120,7 @@ impl<C: SessionConnection> Session<C> {
         let connection = slot.as_mut().and_then(|slot| slot.connection.as_mut());
         let result = match connection.filter(|_| health == Health::Good) {
             Some(connection) => {
-                connection.link_mut().limit = left;
+                connection.link_mut().set_limit(left);
                 work(connection)
             }
             None => Err(Failure::Closed(unavailable(

@@ -191,7 +191,7 @@ impl<C: SessionConnection> SessionStore<C> {
         let connect = Arc::clone(&self.connect);
         let connect = move |limit| connect(limit);
         slot.run(&*self.clock, until, cancel, connect, |connection, limit| {
-            connection.link_mut().limit = limit.min(longest);
+            connection.link_mut().set_limit(limit.min(longest));
             work(connection)
         })
     }

@@ -20,10 +20,10 @@ const VARIABLES: &str = "SHOW SESSION VARIABLES WHERE Variable_name IN ('version
 /// The topic of findings about the server's place among others.
 pub(crate) const TOPOLOGY: &str = "topology";
 
-/// Inspects the server, each statement within `limit`, and runs once every statement that a lock needs.
+/// Inspects the server, within `limit`, and runs once every statement that a lock needs.
 /// Returns the conditions that may break locks.
 pub(crate) fn inspect(connection: &mut Connection, limit: Duration) -> Result<Vec<Finding>, Error> {
-    connection.link.limit = limit;
+    connection.link.set_limit(limit);
     let warnings = warnings(connection).map_err(nothing_granted)?;
     rehearse(connection).map_err(nothing_granted)?;
     Ok(warnings)

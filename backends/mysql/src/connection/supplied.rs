@@ -1,7 +1,5 @@
 //! Connections that the application makes or lends: their checks, and how they are returned.
 
-use std::time::Duration;
-
 use lockkeeper_remote::{Failure, senseless};
 use mysql::Row;
 
@@ -14,7 +12,7 @@ use crate::statements::{number, text};
 #[derive(Debug)]
 pub(crate) struct Before {
     /// The statement that sets the session's limits again.
-    restore: String,
+    pub(crate) restore: String,
 }
 
 impl Dialect {
@@ -62,15 +60,5 @@ impl Before {
         let name = dialect.statement_limit();
         let restore = format!("SET SESSION wait_timeout = {idle}, {name} = {limit}");
         Some(Self { restore })
-    }
-
-    /// Restores the session's state, within `limit`.
-    pub(crate) fn restore(
-        &self,
-        connection: &mut Connection,
-        limit: Duration,
-    ) -> Result<(), Failure> {
-        connection.link.limit = limit;
-        connection.run(&self.restore)
     }
 }
