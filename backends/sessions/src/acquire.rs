@@ -22,6 +22,10 @@ use crate::store::SessionStore;
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
+/// The replies that an attempt may need: to the attempt, and to the question who holds the name. A wait may need one more,
+/// to the request that ends it.
+const ATTEMPT: u32 = 2;
+
 /// The grant, or `None` if another holder has the name.
 type Granted<C> = Option<Grant<SessionLease<C>>>;
 
@@ -69,7 +73,7 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             };
             match self.wait(slot, deadline) {
                 Err(_) if request.is_cancelled() => break,
-                Ok(None) if request.now() < deadline => request.contended(),
+                Ok(None) if request.now() + self.ahead(ATTEMPT) < deadline => request.contended(),
                 waited => return waited.map_err(Failure::into_error),
             }
         }
@@ -104,6 +108,13 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         self.store.pool.checkout_to_wait(limit, cancel)
     }
 
+    /// Returns how long before the deadline the server has to begin so many replies, one after the other, to be in time. Of
+    /// the time after the deadline, half is left to a busy machine.
+    fn ahead(&self, replies: u32) -> Duration {
+        let replies = self.store.link.round_trip() * replies;
+        replies.saturating_sub(LAST_ATTEMPT / 2)
+    }
+
     /// Waits on a connection of its own that holds no name. A cancel ends the session, which frees all its names.
     fn wait(&self, slot: PooledConn<C>, deadline: HostInstant) -> Result<Granted<C>, Failure> {
         let (store, cancel) = (self.store, self.request.cancel());
@@ -111,10 +122,12 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         let session = store.open_session(slot, &requests, self.idle, self.request.end(), cancel)?;
         let asked_at = self.request.now();
         let span = deadline.saturating_since(asked_at);
+        let ahead = self.ahead(1 + ATTEMPT).min(span);
+        let span = span - ahead;
         let wait = |connection: &mut C| {
             let taken = match span.is_zero() {
                 true => Ok(None),
-                false => connection.wait(&self.wanted, span, LAST_ATTEMPT),
+                false => connection.wait(&self.wanted, span, ahead + LAST_ATTEMPT),
             };
             Ok(Replies::attempt(Ok(taken?)))
         };

@@ -2,6 +2,7 @@
 //! the state of their session.
 
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -34,11 +35,29 @@ pub struct LinkShared<I> {
     pub(crate) restart_grace: Duration,
     pub(crate) watch: SocketWatch,
     pub(crate) listener: Listener<I>,
+    /// The round trip in ns; 0 if it is not known.
+    pub(crate) round_trip: AtomicU64,
     /// The server of the first connection, if the application makes or lends the connections.
     pub(crate) first_server: Option<OnceLock<String>>,
 }
 
 impl<I> LinkShared<I> {
+    /// Returns about how long the server's reply to a request without a wait takes; zero before the first one.
+    pub(crate) fn round_trip(&self) -> Duration {
+        Duration::from_nanos(self.round_trip.load(Ordering::Relaxed))
+    }
+
+    /// Records how long a reply took. One that took much longer than the one before waited in the server, and says
+    /// little about the network.
+    pub(crate) fn replied_after(&self, took: Duration) {
+        let took = match self.round_trip() {
+            Duration::ZERO => took,
+            before => took.min(2 * before),
+        };
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.round_trip.store(nanos, Ordering::Relaxed);
+    }
+
     /// Returns whether the application makes or lends the connections, so that their server has to be checked.
     pub fn is_supplied(&self) -> bool {
         self.first_server.is_some()

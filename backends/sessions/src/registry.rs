@@ -1,5 +1,6 @@
 //! The sessions of a provider, the calls on them, and the sweeper that ends what no guard renews.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::SendError;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -99,6 +100,7 @@ impl<C: SessionConnection> Sessions<C> {
             restart_grace: options.restart_grace,
             watch: SocketWatch::new(C::WATCH),
             listener: Arc::new(listener),
+            round_trip: AtomicU64::new(0),
             first_server: is_supplied.then(OnceLock::new),
         })
     }

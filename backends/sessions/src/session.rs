@@ -232,6 +232,9 @@ impl<C: SessionConnection> Session<C> {
             self.state().is_spent = true;
             connection.set_idle(requests.idle)?;
         }
-        connection.ask(requests)
+        let began = Instant::now();
+        let replies = connection.ask(requests)?;
+        connection.link().shared.replied_after(began.elapsed());
+        Ok(replies)
     }
 }

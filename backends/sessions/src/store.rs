@@ -39,7 +39,7 @@ pub struct SessionStore<C: SessionConnection> {
     pub clock: Arc<dyn Clock>,
     pub(crate) sessions: Arc<Sessions<C>>,
     pub(crate) pool: Pool<C>,
-    link: Arc<LinkShared<C::Id>>,
+    pub(crate) link: Arc<LinkShared<C::Id>>,
     connect: Connect<C>,
 }
 

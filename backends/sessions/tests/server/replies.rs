@@ -8,13 +8,14 @@ use lockkeeper_testkit::{Fault, Proxy, Shared, StoreKind, cases, until};
 
 use crate::batch::{Answer, Answers, Batch, TTL, release, taken, tried, try_beside_lost};
 use crate::checks::WAIT_LIMIT;
-use crate::store::{Case, Via, holders, leftovers, provider_by, start};
+use crate::store::{Case, Via, holders, keeper, leftovers, open, provider_by, start};
 
 pub(crate) const CASES: &[Case] = cases![
     batch_whose_connection_is_cut,
     batch_without_a_reply_is_unknown,
     late_grant_of_a_batch_is_given_back,
     slow_session_delays_no_other,
+    wait_on_a_slow_network_ends_busy,
 ];
 
 /// The longest time for a reply.
@@ -123,6 +124,20 @@ fn late_grant_of_a_batch_is_given_back(kind: StoreKind) {
     until("the late grant is released", || leftovers(&*server) == 1);
     let [mut late] = taken(&*provider, ["late"]);
     release(&*provider, [&mut late, &mut kept]);
+}
+
+/// A reply takes longer than the time that is left for it after the end of a wait.
+fn wait_on_a_slow_network_ends_busy(kind: StoreKind) {
+    let (server, proxy, provider) = via_proxy(kind, WAIT_LIMIT);
+    let _held = open(&*server, "").lock("seat").unwrap();
+    let keeper = keeper(&provider);
+    proxy.set(Fault::DelayReplies(Duration::from_millis(120)));
+    let mut busy = 0;
+    until("three waits have ended busy", || {
+        let waited = keeper.try_lock_for("seat", Duration::from_secs(1));
+        busy += usize::from(waited.is_ok_and(|guard| guard.is_none()));
+        busy == 3
+    });
 }
 
 fn slow_session_delays_no_other(kind: StoreKind) {
