@@ -2,11 +2,13 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::{fd::OwnedFd, unix::net::UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::Error;
+#[cfg(target_os = "linux")]
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
@@ -54,9 +56,6 @@ impl Dialer {
     /// Connects within `limit`. The TLS handshake takes place with the first request. Until the stream begins
     /// [an exchange](Stream::begin), what is left of `limit` is the time for that, too.
     ///
-    /// Connecting to a Unix socket has no time-out: it blocks while the server is stopped and its backlog is
-    /// full.
-    ///
     /// # Errors
     /// [`Server::not_connected`].
     pub fn dial(&self, server: &Server, limit: Duration) -> Result<Stream, Error> {
@@ -98,12 +97,31 @@ impl Dialer {
                     connected.and_then(prepare).map_err(failed)
                 })
             }
-            // Sockets of both kinds have the same system calls.
-            Endpoint::Unix(path) => UnixStream::connect(path)
-                .map(|socket| TcpStream::from(OwnedFd::from(socket)))
-                .map_err(failed),
+            Endpoint::Unix(path) => connect_unix(path, limit).map_err(failed),
         }
     }
+}
+
+/// Connects to a Unix socket. While the backlog of a stopped server is full, the system waits for as long as a write may
+/// take. Sockets of both kinds have the same system calls.
+#[cfg(target_os = "linux")]
+fn connect_unix(path: &Path, limit: Duration) -> io::Result<TcpStream> {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    let socket = TcpStream::from(socket);
+    // Zero is refused.
+    socket.set_write_timeout(Some(limit.max(Duration::from_millis(1))))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    socket.set_write_timeout(None)?;
+    Ok(socket)
+}
+
+/// Connects to a Unix socket. This system has no limit of time for it.
+#[cfg(not(target_os = "linux"))]
+fn connect_unix(path: &Path, _limit: Duration) -> io::Result<TcpStream> {
+    use std::os::{fd::OwnedFd, unix::net::UnixStream};
+    let socket = UnixStream::connect(path)?;
+    Ok(TcpStream::from(OwnedFd::from(socket)))
 }
 
 /// Makes a socket send without delay, and notice a dead network.
@@ -381,6 +399,25 @@ mod tests {
         while send(stream.socket(), &[0; 1 << 16], SendFlags::DONTWAIT).is_ok() {}
         while send(stream.socket(), &[0], SendFlags::DONTWAIT).is_ok() {}
         assert!(!stream.write_at_once(b"full").unwrap());
+    }
+
+    /// A stopped server accepts no connections.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn connecting_to_a_unix_socket_with_a_full_backlog_ends() {
+        let name = format!("lockkeeper-backlog-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let endpoint = Endpoint::Unix(path.clone());
+        let server = Server::new("test", &endpoint);
+        let dialer = Dialer::new(&RemoteOptions::new(endpoint)).unwrap();
+        let dial = || dialer.dial(&server, Duration::from_millis(20));
+        let dialed: Vec<_> = (0..3).map(|_| dial()).collect();
+        let error = dialed.last().unwrap().as_ref().err().unwrap();
+        assert!(error.to_string().contains("connect timeout"), "{error}");
+        assert!(dialed[0].is_ok());
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
