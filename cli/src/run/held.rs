@@ -17,8 +17,8 @@ use super::stderr;
 use super::watchdog::Watchdog;
 use crate::output;
 
-/// The shortest time for which a claim of another process is respected. Then the wait is reported.
-const REPORT_AFTER: Duration = Duration::from_secs(2);
+/// The shortest time for which a claim of another process is respected. After it, a wait for processes is reported.
+pub(super) const REPORT_AFTER: Duration = Duration::from_secs(2);
 
 /// A lock that is held, and what happens meanwhile.
 pub(super) struct HeldLock {

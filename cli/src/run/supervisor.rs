@@ -9,7 +9,7 @@ use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 
 use super::command::{self, CommandProcess, State, Status};
-use super::held::HeldLock;
+use super::held::{HeldLock, REPORT_AFTER};
 use super::limits::{Limits, RunningLimits};
 use super::plan::{Deadlines, format_millis};
 use super::poll::POLL_INTERVAL;
@@ -177,16 +177,21 @@ impl<'a> Supervisor<'a> {
 
     /// Waits until the group of a command that has ended has ended, too.
     fn end_group(&mut self) {
-        if !self.command.is_group_gone() {
-            stderr::info("other processes of its group go on: waiting for their end");
-        }
-        let mut polls = 0;
+        // Polls are counted, not time, which would run on while the host is suspended.
+        let (mut polls, mut waited) = (0, Duration::ZERO);
         while !self.command.is_group_gone() && polls < MAX_POLLS {
             // A poll that an event cut short does not count: the processes had no time to end.
             let event = self.held.events.recv_timeout(POLL_INTERVAL);
             if SystemClock.now() >= self.kill() {
                 self.command.signal(Signal::KILL);
                 polls += u32::from(event.is_err());
+            }
+            waited += POLL_INTERVAL;
+            if waited == REPORT_AFTER && self.lost.is_none() {
+                stderr::warn(&format!(
+                    "the command has ended, and other processes of its group {} go on: the lock is kept until they end",
+                    self.command.group()
+                ));
             }
             match event {
                 // There is no command that would have the terminal, or stop.
