@@ -139,6 +139,14 @@ impl<C> Pool<C> {
         self.0.state.lock().waiting
     }
 
+    /// Closes the idle connections: after one of them got no reply, those of its age are no better.
+    pub fn close_idle(&self) {
+        let mut state = self.0.state.lock();
+        let idle: Vec<_> = state.free.iter_mut().filter_map(Option::take).collect();
+        drop(state);
+        idle.into_iter().for_each(self.0.give_back);
+    }
+
     /// Makes all callers of [`checkout_or`](Self::checkout_or) call `other` again.
     pub fn recheck(&self) {
         let mut state = self.0.state.lock();

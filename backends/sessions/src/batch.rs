@@ -4,7 +4,7 @@
 //! threads of their own, side by side, and may take longer than the batch. None waits for another.
 
 use std::collections::HashSet;
-use std::mem::take;
+use std::mem::{replace, take};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +30,8 @@ struct Try<'a, 'b, C: SessionConnection> {
     is_refused: bool,
     /// Whether it is made again if it gets no reply: nothing else of the batch waits for that.
     is_alone: bool,
+    /// Whether a connection on which it was made has ended or did not reply: it does not wait for another one twice.
+    is_cut: bool,
 }
 
 /// A release that was begun.
@@ -112,6 +114,7 @@ impl<C: SessionConnection> SessionStore<C> {
                     request,
                     is_refused: false,
                     is_alone,
+                    is_cut: false,
                 }),
                 Operation::Renew(request) => {
                     let session = Arc::clone(&request.lease.session);
@@ -146,7 +149,10 @@ impl<C: SessionConnection> SessionStore<C> {
             if tries.is_empty() || retries == 0 || self.clock.now() >= until || is_cancelled {
                 break;
             }
-            // The sessions of these attempts have ended. The server may have closed every idle connection.
+            // The idle connections are as old as one that was cut.
+            if tries.iter().any(|it| it.is_cut) {
+                self.pool.close_idle();
+            }
             retries -= 1;
             groups = Vec::new();
         }
@@ -473,11 +479,16 @@ impl<'a, 'b, C: SessionConnection> Try<'a, 'b, C> {
             Err(failure) => (None, vec![Err(failure); tries.len()]),
         };
         let tries = tries.into_iter().zip(attempted);
-        tries.filter_map(move |(one, attempted)| {
+        tries.filter_map(move |(mut one, attempted)| {
             // A connection that does not reply is closed, and what it was granted ends with it.
             let is_again = match attempted {
-                Err(Failure::Closed(_)) => true,
-                Err(Failure::Unanswered(_)) => one.is_alone,
+                Err(Failure::Closed(_)) => {
+                    one.is_cut = true;
+                    true
+                }
+                // An earlier request may hold the name, and is being ended.
+                Err(Failure::Unanswered(_)) if made.is_some() => one.is_alone,
+                Err(Failure::Unanswered(_)) => one.is_alone && !replace(&mut one.is_cut, true),
                 Err(Failure::NotSent(_)) => one.is_refused,
                 _ => false,
             };

@@ -16,6 +16,7 @@ pub(crate) const CASES: &[Case] = cases![
     late_grant_of_a_batch_is_given_back,
     slow_session_delays_no_other,
     wait_on_a_slow_network_ends_busy,
+    missing_reply_leads_to_a_new_connection,
 ];
 
 /// The longest time for a reply.
@@ -124,6 +125,22 @@ fn late_grant_of_a_batch_is_given_back(kind: StoreKind) {
     until("the late grant is released", || leftovers(&*server) == 1);
     let [mut late] = taken(&*provider, ["late"]);
     release(&*provider, [&mut late, &mut kept]);
+}
+
+/// The other idle connection is as old as the one on which the reply is missing.
+fn missing_reply_leads_to_a_new_connection(kind: StoreKind) {
+    let (server, proxy, provider) = via_proxy(kind, SOON);
+    let mut held = ["one", "other"].map(|name| {
+        let [lease] = taken(&*provider, [name]);
+        lease
+    });
+    release(&*provider, &mut held);
+    let before = proxy.counts().accepted;
+    proxy.once("default:new", Fault::DropRequests);
+    let mut new = granted(tried(&*provider, &["new"], TTL).remove(0));
+    assert_eq!(proxy.counts().accepted, before + 1);
+    release(&*provider, [&mut new]);
+    until("nothing is held", || leftovers(&*server) == 0);
 }
 
 /// A reply takes longer than the time that is left for it after the end of a wait.
