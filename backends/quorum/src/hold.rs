@@ -25,6 +25,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct QuorumLease {
     pub(crate) hold: Arc<Hold>,
+    /// Whether a drop has posted the releases, and nothing has waited for their answers yet.
+    pub(crate) is_dropped: bool,
 }
 
 pub(crate) struct Hold {
@@ -39,8 +41,6 @@ struct State {
     ballot: Ballot,
     /// Whether the leases must be released, also leases that come late.
     is_over: bool,
-    /// Whether a drop has posted the releases, and nothing has waited for their answers yet.
-    is_dropped: bool,
     slots: Vec<Slot>,
     /// The answers to the last renewal or release.
     answers: Vec<Answer>,
@@ -152,7 +152,6 @@ impl Hold {
             state: Mutex::new(State {
                 ballot: Ballot::new(epoch, votes),
                 is_over: false,
-                is_dropped: false,
                 answers: vec![Answer::Unknown; slots.len()],
                 errors: vec![None; slots.len()],
                 slots,

@@ -16,6 +16,8 @@ use crate::open::QuorumMember;
 
 /// The pause after a failed attempt to open a member.
 const OPEN_EVERY: Duration = Duration::from_millis(500);
+/// How long other threads do not open a store that one opens again. It ends by its time-outs before.
+const MAX_OPENING: Duration = Duration::from_secs(10);
 /// The mean pause before a release that failed is repeated.
 const RELEASE_EVERY: Duration = Duration::from_millis(200);
 
@@ -91,14 +93,17 @@ impl Member {
     /// Returns the store, and opens it if that is due.
     pub(crate) fn open(&self) -> Result<Arc<dyn LockProvider>, Error> {
         {
-            let store = lock(&self.store);
+            let mut store = lock(&self.store);
             if let Some(opened) = &store.opened {
                 return Ok(Arc::clone(opened));
             }
-            if let Some((error, next)) = &store.failed
-                && self.clock.now() < *next
-            {
-                return Err(error.clone());
+            let now = self.clock.now();
+            if let Some((error, next)) = &mut store.failed {
+                if now < *next {
+                    return Err(error.clone());
+                }
+                // One thread opens an unreachable store. The others get the last error meanwhile.
+                *next = now + MAX_OPENING;
             }
         }
         // Without the mutex: other threads ask whether the store is open.

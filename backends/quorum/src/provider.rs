@@ -7,6 +7,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::mem;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
@@ -133,7 +134,7 @@ impl QuorumProvider {
         for member in &members {
             member.require(inherited.clone());
         }
-        let (running, workers) = mpsc::channel();
+        let (sender, workers) = mpsc::channel();
         let quorum = Quorum {
             members,
             workers: Mutex::new(workers),
@@ -145,6 +146,8 @@ impl QuorumProvider {
             max_ttl,
             capabilities,
         };
+        // Dropped before the quorum, which waits for that.
+        let running = sender;
         for member in &quorum.members {
             worker::start(Arc::clone(member), running.clone())?;
         }
@@ -180,13 +183,9 @@ fn unknown(quorum: &Quorum, what: &str, errors: &[Option<Error>]) -> Error {
 impl Quorum {
     /// Returns the members in the order in which callers begin with them.
     pub(crate) fn by_turn(&self) -> impl Iterator<Item = &Arc<Member>> {
-        let by_turn = |is_quick| {
-            let members = self.members.iter().zip(self.quick());
-            members
-                .filter(move |(_, it)| *it == is_quick)
-                .map(|(it, _)| it)
-        };
-        by_turn(true).chain(by_turn(false))
+        let mut members: Vec<_> = self.members.iter().collect();
+        members.sort_by_cached_key(|it| it.is_slow());
+        members.into_iter()
     }
 
     /// Returns which members are not slow.
@@ -275,8 +274,9 @@ impl Quorum {
         }
     }
 
-    fn release(&self, hold: &Arc<Hold>, deadline: HostInstant) -> Result<Released, Error> {
-        let awaited = match hold.take_dropped() {
+    fn release(&self, lease: &mut QuorumLease, deadline: HostInstant) -> Result<Released, Error> {
+        let hold = &lease.hold;
+        let awaited = match mem::take(&mut lease.is_dropped) {
             // No caller waits, and few threads of the keeper wait for the releases of all drops.
             true => Vec::new(),
             false => {
@@ -383,7 +383,7 @@ impl Backend for QuorumProvider {
                 }
                 Operation::Acquire(it) => it.answer = Some(Backend::acquire(self, it.request)),
                 Operation::Release(it) => {
-                    it.answer = Some(quorum.release(&it.lease.hold, it.deadline));
+                    it.answer = Some(quorum.release(it.lease, it.deadline));
                 }
             }
         }
@@ -398,7 +398,8 @@ impl Backend for QuorumProvider {
     fn send_release(&self, lease: &mut QuorumLease) -> ReleaseDispatch {
         let (quorum, hold) = (&self.quorum, &lease.hold);
         let deadline = quorum.clock.now() + GIVE_BACK;
-        quorum.post_releases(hold, hold.begin_drop(), deadline);
+        quorum.post_releases(hold, hold.begin_release(), deadline);
+        lease.is_dropped = true;
         ReleaseDispatch::NotSent
     }
 

@@ -54,7 +54,7 @@ fn run(member: &Member) {
             Ok(store) => ask(member, &**store, &mut jobs),
             Err(error) => jobs.iter().map(|_| Reply::Failed(error.clone())).collect(),
         };
-        if opened.is_err() || !replies.is_empty() && replies.iter().all(Reply::is_failure) {
+        if replies.iter().all(Reply::is_failure) {
             member.failed();
         }
         for (job, reply) in jobs.into_iter().zip(replies) {
@@ -140,9 +140,6 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
         })
     });
     let mut operations: Vec<_> = operations.collect();
-    if operations.is_empty() {
-        return Vec::new();
-    }
     // What was carried out before a panic has an answer.
     let _ = member.in_call(|| caught(|| store.batch(&mut operations)));
     let replies: Vec<_> = operations.into_iter().map(Reply::of).collect();

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use lockkeeper_core::Error;
 #[cfg(target_os = "linux")]
+use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
@@ -111,7 +112,8 @@ fn connect_unix(path: &Path, limit: Duration) -> io::Result<TcpStream> {
     let socket = TcpStream::from(socket);
     // Zero is refused.
     socket.set_write_timeout(Some(limit.max(Duration::from_millis(1))))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let address = SocketAddrUnix::new(path)?;
+    retry_on_intr(|| rustix::net::connect(&socket, &address))?;
     socket.set_write_timeout(None)?;
     Ok(socket)
 }

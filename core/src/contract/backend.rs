@@ -120,8 +120,8 @@ pub trait Backend: StoreInfo {
     ///
     /// The thread of the guard calls it, so it must not wait for a network. There are three kinds of stores:
     /// - A store in the process, or one that takes microseconds, releases the lease here and returns
-    ///   [`ReleaseDispatch::Answered`]. It waits a few milliseconds for another process at the most, and then returns
-    ///   [`ReleaseDispatch::NotSent`].
+    ///   [`ReleaseDispatch::Answered`]. It waits a few milliseconds for another process at the most. After
+    ///   [`ErrorKind::Unknown`], a thread of the keeper repeats the release.
     /// - A store with batches and a connection of its own protocol takes an idle connection from its pool, writes the
     ///   release, and returns the connection in [`ReleaseDispatch::Sent`]. The next [`batch`](Self::batch) of the part
     ///   gets it back. If nothing is asked, a thread of the keeper comes for the reply after 5 to 10 ms. At most one release of a part

@@ -118,7 +118,7 @@ pub enum ReleaseDispatch {
     Answered(Result<Released, Error>),
     /// The release is written into a connection, and its reply is to be read later.
     Sent(SentRelease),
-    /// Nothing was sent. A thread of the keeper releases the lease.
+    /// No reply is to be read: nothing was sent, or the store sends it by itself. A thread of the keeper releases the lease.
     NotSent,
 }
 

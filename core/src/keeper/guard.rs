@@ -24,7 +24,7 @@ use crate::token::FencingToken;
 /// during an outage and for a lost guard. If the answer does not come, they repeat the release until the store
 /// answers, or has ended the lease by itself. This process requests the name again only after the release. The
 /// keeper's observers receive the result, and the drop of the last [`LockKeeper`](crate::LockKeeper) waits for it.
-/// On SQLite a drop may wait for another process that writes, for 80 ms at most.
+/// On SQLite a drop may wait for another process that writes, for a few milliseconds.
 ///
 /// A guard can be moved to another thread, and shared by several threads.
 ///

@@ -91,7 +91,7 @@ impl Connector {
     /// cluster.
     ///
     /// Other servers may have replaced the former ones. So an agent that had other servers is asked again. If it is silent,
-    /// it is ignored if this agent had its servers as well.
+    /// it is ignored if this agent had its servers as well, or if a third one had servers of both.
     fn check_cluster(
         &self,
         agent: &Agent,
@@ -99,19 +99,25 @@ impl Connector {
         limit: Duration,
     ) -> Result<(), Error> {
         let are_same = |a: &[String], b: &[String]| a.iter().any(|it| b.contains(it));
+        let began = Instant::now();
+        let agents = self.learned.agents.all();
         let former = agent.learned.lock().clone();
         let mut told = Vec::new();
-        for (number, other) in self.learned.agents.all().iter().enumerate() {
+        for (number, other) in agents.iter().enumerate() {
             let known = other.learned.lock().clone();
             if std::ptr::eq(other, agent) || known.is_empty() || are_same(&known, &servers) {
                 continue;
             }
-            let asked = self.open(other, number, limit / 4);
-            match asked.and_then(|mut asked| self.servers(&mut asked, limit / 4)) {
+            let is_known = || {
+                let is_of_both = |its: &[String]| are_same(its, &known) && are_same(its, &servers);
+                are_same(&former, &known) || agents.iter().any(|it| is_of_both(&it.learned.lock()))
+            };
+            // Enough is left for the next agent, if this one is silent.
+            let share = || limit.saturating_sub(began.elapsed()) / 4;
+            let asked = self.open(other, number, share());
+            match asked.and_then(|mut asked| self.servers(&mut asked, share())) {
                 Ok(now) if are_same(&now, &servers) => told.push((other, now)),
-                Err(error) if are_same(&former, &known) && error.is_retryable() => {
-                    told.push((other, Vec::new()));
-                }
+                Err(error) if error.is_retryable() && is_known() => told.push((other, Vec::new())),
                 _ => {
                     let (server, other) = (agent.server(), other.server());
                     let (servers, known) = (servers.join(", "), known.join(", "));

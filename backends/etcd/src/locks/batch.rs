@@ -205,7 +205,7 @@ fn prepare<'o, 's, 'a: 's>(
 }
 
 /// Keeps the lease alive to which a key is bound, since a full cluster moves the key to no other one. `None` if the lease
-/// is shorter than the renewal. `kept` has the seconds that each lease lives from now on.
+/// is shorter than the renewal. A lease that has ended is returned, too: its key is gone, which is a loss. `kept` has the seconds that each lease lives from now on.
 ///
 /// The lease may be retired, and then have keys that should end. A full cluster grants their names to nobody anyway.
 fn keep_own(
@@ -222,7 +222,8 @@ fn keep_own(
     };
     kept.insert(id, lives);
     let kept_at = asked_at;
-    Ok((lives >= seconds(renewal.ttl)).then_some(Lease { id, kept_at }))
+    let is_fit = lives == 0 || lives >= seconds(renewal.ttl);
+    Ok(is_fit.then_some(Lease { id, kept_at }))
 }
 
 /// Returns the key of the lease that an operation is about.

@@ -34,9 +34,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(doc)]
+use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
-    Grant, HostInstant, Key, KeySpec, LeaseId, LeaseVerifier, LockProvider, OpenContext, Operation,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, Grant,
+    HostInstant, Key, KeySpec, LeaseId, LeaseVerifier, LockProvider, OpenContext, Operation,
     ReleaseDispatch, StoreInfo, StoreUrl, SystemClock, Takes, Usage,
 };
 
@@ -234,15 +236,12 @@ impl Backend for SqliteProvider {
         batch::batch(&self.store, batch);
     }
 
-    /// Releases the lease at once: that takes microseconds, and a switch to another thread would take longer. While
-    /// another process writes, a thread of the keeper does it.
+    /// Releases the lease at once: that takes microseconds, and a switch to another thread would take longer. If another
+    /// process writes for longer, a thread of the keeper repeats it.
     fn send_release(&self, lease: &mut SqliteLease) -> ReleaseDispatch {
         let clock = &*self.store.clock;
         let retry = BusyRetry::until(clock, clock.now() + DROP_LIMIT);
-        match self.store.release(lease, &retry) {
-            Err(error) if error.kind() == ErrorKind::Unavailable => ReleaseDispatch::NotSent,
-            released => ReleaseDispatch::Answered(released.map_err(unknown)),
-        }
+        ReleaseDispatch::Answered(self.store.release(lease, &retry).map_err(unknown))
     }
 
     fn detach(

@@ -209,7 +209,10 @@ struct VoteResult {
 impl VoteResult {
     fn into_grant(self) -> Grant<QuorumLease> {
         Grant {
-            lease: QuorumLease { hold: self.hold },
+            lease: QuorumLease {
+                hold: self.hold,
+                is_dropped: false,
+            },
             epoch: self.epoch,
             asked_at: self.asked_at,
             slot: 0,

@@ -66,17 +66,6 @@ impl Hold {
         leases
     }
 
-    /// Begins the release for a drop: the next call of [`take_dropped`](Self::take_dropped) returns true.
-    pub(crate) fn begin_drop(&self) -> Vec<(usize, ErasedLease)> {
-        lock(&self.state).is_dropped = true;
-        self.begin_release()
-    }
-
-    /// Returns whether a drop has begun the release, once.
-    pub(crate) fn take_dropped(&self) -> bool {
-        std::mem::take(&mut lock(&self.state).is_dropped)
-    }
-
     /// Records the answer of a member to a renewal at `now`, and takes its lease back. Returns the next
     /// request for the lease, if there is one.
     pub(crate) fn renewed(
