@@ -25,7 +25,9 @@ pub(super) struct RunningLimits {
     started: HostInstant,
     /// When the command gets KILL. [`HostInstant::NEVER`] until it is being ended.
     pub(super) kill: HostInstant,
-    /// Whether the time of --timeout was over before the command had ended.
+    /// When a signal first asked for the end of the command.
+    pub(super) asked: Option<HostInstant>,
+    /// Whether the time of --timeout was over before the command's group had ended.
     pub(super) timed_out: bool,
 }
 
@@ -42,6 +44,7 @@ impl Limits {
             of: self,
             started: now,
             kill: HostInstant::NEVER,
+            asked: None,
             timed_out: false,
         }
     }
@@ -58,6 +61,7 @@ impl RunningLimits {
 
     /// Notes that a signal has asked for the end of the command.
     pub(super) fn ask_for_end(&mut self, now: HostInstant) {
+        self.asked.get_or_insert(now);
         self.kill = self.kill.min(self.kill_from(now));
     }
 

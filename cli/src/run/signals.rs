@@ -43,9 +43,9 @@ const OTHER_SIGNALS: [Signal; 5] = [
     Signal::CHILD,
 ];
 
-/// A signal that asks for an end so long after the first one ends this process without waiting for the store. `timeout`
-/// sends two at once.
-const SECOND_AFTER: Duration = Duration::from_millis(500);
+/// A signal that asks for an end so long after the first one kills what is left of the command's group. After that, it
+/// ends this process without waiting for the store. `timeout` sends two at once.
+pub(super) const SECOND_AFTER: Duration = Duration::from_millis(500);
 
 /// Takes events until none has happened for `limit`, and returns the first signal that asks for an
 /// end.

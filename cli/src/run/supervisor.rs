@@ -13,7 +13,7 @@ use super::held::{HeldLock, REPORT_AFTER};
 use super::limits::{Limits, RunningLimits};
 use super::plan::{Deadlines, format_millis};
 use super::poll::POLL_INTERVAL;
-use super::signals::{Event, asks_for_end, is_ignored};
+use super::signals::{Event, SECOND_AFTER, asks_for_end, is_ignored};
 use super::status_file::Origin;
 use super::stderr;
 use super::terminal::{self, Terminal};
@@ -23,6 +23,10 @@ use crate::failure::{LOST, TIMED_OUT};
 /// The number of polls for the end of a group that was killed. It limits polls, not time, since time
 /// passes while the host is suspended.
 const MAX_POLLS: u32 = 50;
+
+/// How often `run` scans the processes for a group that goes on for longer than [`REPORT_AFTER`]. The end of a child
+/// of `run` starts a scan, too.
+const SCAN_INTERVAL: Duration = Duration::from_millis(500);
 
 /// If `run` notices a deadline this late, it was stopped before.
 const STOPPED_FOR: Duration = Duration::from_millis(200);
@@ -115,9 +119,7 @@ impl<'a> Supervisor<'a> {
                 State::Stopped(signal) => self.handle_stop(signal),
                 State::Running => {}
             }
-            let kill_after = self.held.plan.kill_after;
-            let next = (self.limits).check(self.command, kill_after, SystemClock.now());
-            let limit = self.check_lock().min(next);
+            let limit = self.check();
             // An error is a time-out: the keeper's observer is a sender as long as the lock is held.
             if let Ok(event) = self.held.events.recv_timeout(limit) {
                 self.handle(event);
@@ -130,30 +132,39 @@ impl<'a> Supervisor<'a> {
         }
         let was_lent = self.terminal.as_mut().is_some_and(Terminal::take_back);
         stderr::info(&format!("the command ended with {}", status.code()));
-        // The terminal sends its signals to the command's group, and not to `run`.
-        let ended_by_terminal = was_lent && status.signal().is_some_and(asks_for_end);
-        if ended_by_terminal {
+        // They came before the end, such as a TERM to all processes of a service.
+        while let Ok(event) = self.held.events.try_recv() {
+            self.handle_after_end(event);
+        }
+        // The terminal sends HUP, INT and QUIT to the command's group, and not to `run`. A command that handles one
+        // may exit with 128 + its number.
+        let from_terminal = was_lent && matches!(status.code(), 129..=131);
+        if from_terminal || status.signal().is_some_and(asks_for_end) {
             self.limits.ask_for_end(SystemClock.now());
         }
-        let was_asked_to_end = ended_by_terminal || !self.end_signals.is_empty();
-        let ends_group = was_asked_to_end || self.kill() < HostInstant::NEVER;
+        // The status may be the command's own, so only a signal cuts --hold-at-least short.
+        let ended_by_terminal = from_terminal && status.signal().is_some();
+        let ends_group = self.limits.asked.is_some() || self.kill() < HostInstant::NEVER;
         if !ends_group {
             self.watchdog.dismiss();
         }
         self.command.reap();
+        // Before the wait for the group: in raw mode no key would send a signal.
+        if let (Some(terminal), Status::Signal(_)) = (&self.terminal, status) {
+            terminal.restore();
+        }
+        // A command that ends before --timeout keeps its status, even if its group does not.
+        let timed_out = self.limits.timed_out;
         if ends_group {
             self.end_group();
         }
         let loss = self.lost.filter(|_| self.held.plan.ends_on_loss());
-        if let (Some(terminal), Status::Signal(_)) = (&self.terminal, status) {
-            terminal.restore();
-        }
         let was_received = |key: &Signal| self.end_signals.contains(key);
         let key = self.key(status).filter(|key| {
             // `run` has not ended the command itself.
             loss.is_none() && (was_lent || was_received(key))
         });
-        let (code, origin) = match (loss, self.limits.timed_out) {
+        let (code, origin) = match (loss, timed_out) {
             (Some(_), _) => (LOST, Origin::Lockkeeper),
             (None, true) => (TIMED_OUT, Origin::Lockkeeper),
             (None, false) => (status.code(), Origin::Command),
@@ -179,35 +190,56 @@ impl<'a> Supervisor<'a> {
     fn end_group(&mut self) {
         // Polls are counted, not time, which would run on while the host is suspended.
         let (mut polls, mut waited) = (0, Duration::ZERO);
-        while !self.command.is_group_gone() && polls < MAX_POLLS {
+        // Without the lock, the rest is waited for only to kill it.
+        while polls < MAX_POLLS
+            && (self.lost.is_none() || self.kill() < HostInstant::NEVER)
+            && !self.command.is_group_gone()
+        {
+            let interval = match waited < REPORT_AFTER {
+                true => POLL_INTERVAL,
+                false => SCAN_INTERVAL,
+            };
+            let limit = self.check().min(interval);
+            let is_killed = SystemClock.now() >= self.kill();
             // A poll that an event cut short does not count: the processes had no time to end.
-            let event = self.held.events.recv_timeout(POLL_INTERVAL);
-            if SystemClock.now() >= self.kill() {
-                self.command.signal(Signal::KILL);
-                polls += u32::from(event.is_err());
+            if let Ok(event) = self.held.events.recv_timeout(limit) {
+                self.handle_after_end(event);
+                continue;
             }
+            polls += u32::from(is_killed);
             waited += POLL_INTERVAL;
             if waited == REPORT_AFTER && self.lost.is_none() {
                 stderr::warn(&format!(
-                    "the command has ended, and other processes of its group {} go on: the lock is kept until they end",
+                    "the command has ended, and other processes of its group {} go on: the lock is kept until they end; \
+                     a second signal kills them",
                     self.command.group()
                 ));
             }
-            match event {
-                // There is no command that would have the terminal, or stop.
-                Err(_) | Ok(Event::Continued | Event::Signal(Signal::TSTP)) => {}
-                Ok(event) => self.handle(event),
-            }
-            // Once the group has ended, a loss of the lock ends no process.
-            if !self.command.is_group_gone() {
-                self.check_lock();
-            }
         }
-        // The watchdog may have seen one before that.
+        // The watchdog may have seen a loss before the group ended.
         if self.is_ending() {
             self.check_lock();
         }
         self.watchdog.dismiss();
+    }
+
+    /// Handles an event after the end of the command's own process.
+    fn handle_after_end(&mut self, event: Event) {
+        match event {
+            // There is no command that would have the terminal, or stop.
+            Event::Continued | Event::Signal(Signal::TSTP) => {}
+            Event::Signal(signal) if asks_for_end(signal) => {
+                let now = SystemClock.now();
+                let first = self.limits.asked.unwrap_or(now);
+                if now.saturating_since(first) >= SECOND_AFTER {
+                    self.limits.kill = now;
+                }
+                self.handle(event);
+                // A process that reads from the terminal, which was taken back, is stopped.
+                self.command.signal(Signal::CONT);
+            }
+            event => self.handle(event),
+        }
     }
 
     /// Returns the signal by which the command ended, if a key at the terminal may have sent it.
@@ -220,6 +252,14 @@ impl<'a> Supervisor<'a> {
     fn is_ending(&mut self) -> bool {
         self.ending |= self.watchdog.is_ending();
         self.ending
+    }
+
+    /// Ends the command if its time is over or the lock is lost. Returns how long to wait for events until the next
+    /// check.
+    fn check(&mut self) -> Duration {
+        let kill_after = self.held.plan.kill_after;
+        let next = (self.limits).check(self.command, kill_after, SystemClock.now());
+        self.check_lock().min(next)
     }
 
     /// Ends the command if the lock is lost. Returns how long to wait for events until the next check.

@@ -1,7 +1,7 @@
 //! `--timeout`, `--stop-after` and `--status-file`: how long the command may run, and by whom the exit status is.
 
 use lockkeeper_testkit::cases;
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 
 use crate::loss::{FORKING, force};
 use crate::rig::{Case, Rig, code, contains, exits, is_alive, stderr_of};
@@ -73,20 +73,22 @@ fn stop_after_kills_a_command_of_a_lost_lock(rig: &Rig) {
 fn what_is_left_of_a_command_is_watched(rig: &Rig) {
     for more in [&["--stop-after", "1h", "a"][..], &["a"]] {
         let args = [&["--ttl", "1h", "--kill-after", "100ms"], more].concat();
-        let end_first = |script: &str| {
-            let run = rig.start(&args, script);
-            rig.until_file("ready");
-            run.signal(Signal::TERM);
-            rig.until_reaped(rig.pid("first"));
-            run
-        };
-        let run = end_first(FORKING);
+        let run = rig.start(&args, FORKING);
+        rig.until_file("ready");
+        run.signal(Signal::TERM);
+        rig.until_reaped(rig.pid("first"));
         force(rig);
         assert_eq!(run.code(), 79);
         assert!(!is_alive(rig.pid("second")));
 
         rig.remove(&["first", "second", "ready"]);
-        let run = end_first(&FORKING.replace("trap '' TERM", "trap '' TERM; trap exit HUP"));
+        // A signal that only the command's own process gets counts, too.
+        let script = FORKING.replace("trap '' TERM", "trap '' TERM; trap exit HUP");
+        let run = rig.start(&args, &script);
+        rig.until_file("ready");
+        let first = rig.pid("first");
+        kill_process(first, Signal::TERM).unwrap();
+        rig.until_reaped(first);
         run.signal(Signal::HUP);
         assert_eq!(run.code(), 143);
         assert!(!is_alive(rig.pid("second")));

@@ -124,15 +124,25 @@ fn ctrl_c_reaches_the_command(rig: &Rig) {
     screen.press("\x03");
     screen.wait_for("caught");
     assert_eq!(screen.program.code(), 3);
-    // A process that it leaves behind goes on after INT, as all do that a script starts with `&`.
-    let script = FORKING.replace("trap '' TERM", "trap '' INT; trap exit HUP");
-    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-c", &script]);
-    rig.until_file("ready");
-    screen.press("\x03");
-    rig.until_reaped(rig.pid("first"));
-    screen.program.signal(Signal::HUP);
-    assert_eq!(screen.program.code(), 130);
-    assert!(!is_alive(rig.pid("second")));
+    // A process that it leaves behind goes on after INT, as all do that a script starts with `&`. A further INT kills
+    // it.
+    for (handler, status) in [("", 130), ("trap 'exit 131' INT; ", 131)] {
+        let script = handler.to_owned() + &FORKING.replace("TERM", "INT");
+        let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-c", &script]);
+        rig.until_file("ready");
+        screen.press("\x03");
+        rig.until_reaped(rig.pid("first"));
+        rig.until("another Ctrl-C ends it", || {
+            // The time between two signals, as in `end_by_second_signal`.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            // It fails after the end.
+            let _ = screen.keys.write_all(b"\x03");
+            !screen.program.is_running()
+        });
+        assert_eq!(screen.program.code(), status);
+        assert!(!is_alive(rig.pid("second")));
+        rig.remove(&["first", "second", "ready"]);
+    }
 }
 
 fn ctrl_c_ends_the_wait(rig: &Rig) {
