@@ -20,8 +20,8 @@ No process renews the lock. It ends --ttl after this command, unless `renew --ti
 command, `run` is safer: it renews the lock, and notices its loss.
 
 The store is SQLite, Redis, etcd, Consul, ZooKeeper, or PostgreSQL, MySQL or MariaDB with locks=table. `renew` and
-`release` need the same --url or config: a ticket contains no password. A `fallback` is never used: they would not
-find its locks.
+`release` need the same --url or config: a ticket contains no password. A `fallback` is never used: `renew` and
+`release` would not find a lock of the fallback.
 
   ticket=$(lockkeeper acquire deploy:web --ttl 10m) || exit
   ./first-step && lockkeeper renew --ticket \"$ticket\" >/dev/null && ./second-step
@@ -117,7 +117,7 @@ impl TicketArgs {
             read.map_err(|error| Failure::system("read the ticket", &error))?;
         }
         if text.trim().is_empty() {
-            let text = "the ticket is empty; did the `acquire` that was to print it fail?";
+            let text = "the ticket is empty; did `acquire` fail?";
             return Err(Failure::new(USAGE, text));
         }
         let ticket = text.trim().parse();

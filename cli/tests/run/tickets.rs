@@ -123,7 +123,10 @@ fn wrong_tickets_are_refused(rig: &Rig) {
     for wrong in [changed.as_str(), "a"] {
         fails(&release(&["--ticket", wrong]), 64);
     }
-    contains(&fails(&release(&["--ticket", ""]), 64), &["empty"]);
+    contains(
+        &fails(&release(&["--ticket", ""]), 64),
+        &["did `acquire` fail?"],
+    );
     fails(&release(&[]), 64);
     let other = format!("{}?namespace=other", rig.url());
     let refused = fails(&release(&["--url", &other, "--ticket", &ticket]), 78);
