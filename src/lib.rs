@@ -188,9 +188,9 @@
 //! frees the lock by itself, at the latest `ttl` + 1 s after the last renewal. A lease can also be
 //! fixed: [`LeasePolicy::Fixed`].
 //!
-//! A guard can be *lost*: the store was out of reach for too long, the process was stopped, or an
-//! operator took the lock away. It is lost before the store grants the name to another holder, and
-//! stays lost.
+//! A guard can be *lost*: the store was out of reach for too long, or the process was stopped. Then it is lost before the
+//! store grants the name to another holder. If an operator takes the lock away, or the store forgets it, another holder
+//! can be granted the name a moment earlier. A lost guard stays lost.
 //!
 //! ```
 //! use std::time::Duration;
