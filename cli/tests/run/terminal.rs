@@ -139,7 +139,8 @@ fn ctrl_c_reaches_the_command(rig: &Rig) {
             let _ = screen.keys.write_all(b"\x03");
             !screen.program.is_running()
         });
-        assert_eq!(screen.program.code(), status);
+        // The last one may come after the end of the group, and ends the release then.
+        assert!([status, 130].contains(&screen.program.code()));
         assert!(!is_alive(rig.pid("second")));
         rig.remove(&["first", "second", "ready"]);
     }

@@ -162,11 +162,11 @@ impl Engine {
         }
         let outage = options.outage.unwrap_or(self.settings.outage);
         let is_over = deadline.is_none_or(|at| self.clock.now() >= at);
-        // A batch does not wait for a connection; a single acquisition may.
+        // A batch asks once; a single acquisition may ask again.
         let ends = |refusal: &Option<Error>| match refusal {
             _ if token.is_cancelled() => false,
             None => is_over,
-            Some(error) if error.kind() == ErrorKind::PoolExhausted => false,
+            Some(error) if error.kind() == ErrorKind::PoolExhausted || error.is_of_name() => false,
             Some(_) => is_over || outage == Outage::Fail,
         };
         (std::mem::take(&mut taken.acquired), refusal.filter(ends))

@@ -26,8 +26,10 @@ pub(super) struct Retry<'a> {
     is_last: bool,
     /// Whether an exhausted pool is no reason to end.
     waits_for_pool: bool,
-    /// The longest time of the retries after the first failure.
+    /// The longest time of the retries after a failure, until the store answers.
     resolve_limit: Option<Duration>,
+    /// When that time is over.
+    resolve_until: HostInstant,
     lost_reply: Option<Error>,
 }
 
@@ -43,6 +45,7 @@ impl<'a> Retry<'a> {
             is_last: false,
             waits_for_pool: false,
             resolve_limit: None,
+            resolve_until: HostInstant::NEVER,
             lost_reply: None,
         }
     }
@@ -52,9 +55,10 @@ impl<'a> Retry<'a> {
         self.asked_at
     }
 
-    /// Begins with the attempts.
+    /// Begins with the attempts, also those that follow an answer of the store.
     pub(super) fn begin(&mut self, began: HostInstant) {
         self.asked_at = began;
+        self.resolve_until = HostInstant::NEVER;
     }
 
     /// Makes the operation retry while a part of the store cannot be reached, together with all others.
@@ -75,7 +79,7 @@ impl<'a> Retry<'a> {
         self.lost_reply.as_ref()
     }
 
-    /// Limits retries to `limit` after the first failure.
+    /// Limits retries to `limit` after a failure, until the store answers.
     pub(super) fn limit_to(&mut self, limit: Duration) {
         self.resolve_limit = Some(limit);
     }
@@ -119,7 +123,6 @@ impl<'a> Retry<'a> {
     ) -> Result<(), Error> {
         // Unless all goes well.
         let was_last = std::mem::replace(&mut self.is_last, true);
-        let is_first = self.lost_reply.is_none();
         let may_pass = match error.kind() {
             ErrorKind::Unknown => {
                 self.lost_reply.get_or_insert_with(|| error.clone());
@@ -128,17 +131,23 @@ impl<'a> Retry<'a> {
             // A single attempt, too, has time to ask again.
             ErrorKind::Unavailable if error.is_of_name() => true,
             ErrorKind::Unavailable => self.rides_out.is_some() || self.lost_reply.is_some(),
-            ErrorKind::PoolExhausted => self.waits_for_pool,
+            // A silent store keeps the connections in use.
+            ErrorKind::PoolExhausted => {
+                self.waits_for_pool || self.rides_out.is_some_and(Health::is_in_doubt)
+            }
             _ => false,
         };
         if !may_pass {
             return Err(error.clone());
         }
         let now = self.limits.clock.now();
-        if let Some(limit) = self.resolve_limit.filter(|_| is_first) {
-            self.limits.until = self.limits.until.min(now + limit);
+        if let Some(limit) = self.resolve_limit
+            && self.resolve_until == HostInstant::NEVER
+        {
+            self.resolve_until = now + limit;
         }
-        let is_over = now >= self.limits.until;
+        let until = self.limits.until.min(self.resolve_until);
+        let is_over = now >= until;
         // The store may have been silent since then.
         self.asked_at = match error.is_not_sent() {
             true => now,
@@ -158,7 +167,7 @@ impl<'a> Retry<'a> {
         }
         self.retries = self.retries.saturating_add(1);
         self.asked_at = self.limits.clock.now();
-        let is_last = self.asked_at >= self.limits.until;
+        let is_last = self.asked_at >= until;
         if self.limits.is_cancelled() || (is_last && !asks_at_deadline) {
             return Err(error.clone());
         }
@@ -203,6 +212,7 @@ impl<'a> Retry<'a> {
 mod tests {
     use std::time::Instant;
 
+    use super::super::health::{Asked, Unanswered};
     use super::*;
     use crate::cancel::CancelToken;
     use crate::clock::{Clock, ManualClock};
@@ -281,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_of_retries_begins_with_the_first_failure() {
+    fn limit_of_retries_begins_with_a_failure_and_ends_with_an_answer() {
         let (clock, second) = (ManualClock::new(), Duration::from_secs(1));
         let mut retry = Retry::new(limits(&clock), clock.now());
         retry.limit_to(5 * second);
@@ -290,8 +300,33 @@ mod tests {
             assert!(retry.pause(&error(ErrorKind::Unknown), None).is_ok());
             clock.advance(2 * second);
         }
-        clock.advance(second);
+        retry.begin(clock.now());
+        for _ in 0..2 {
+            assert!(retry.pause(&error(ErrorKind::Unknown), None).is_ok());
+            clock.advance(3 * second);
+        }
         assert!(retry.pause(&error(ErrorKind::Unknown), None).is_err());
+    }
+
+    /// A silent store keeps the connections in use, and a busy one does not.
+    #[test]
+    fn exhausted_pool_ends_no_wait_while_the_store_is_in_doubt() {
+        for in_doubt in [false, true] {
+            let (clock, health) = (ManualClock::new(), Health::new());
+            let mut retry = Retry::new(limits(&clock), clock.now());
+            retry.ride_out(&health);
+            if in_doubt {
+                let unanswered = Unanswered {
+                    error: &error(ErrorKind::Unknown),
+                    asked_at: clock.now(),
+                    deadline: HostInstant::NEVER,
+                    asked: Asked::ForName,
+                };
+                health.fail(&unanswered, clock.now(), |_| {});
+            }
+            let paused = retry.pause(&error(ErrorKind::PoolExhausted), None);
+            assert_eq!(paused.is_ok(), in_doubt);
+        }
     }
 
     /// A store that showed a holder and fails behind the deadline is asked once more, unless a reply was lost.

@@ -1,6 +1,6 @@
 //! What all servers have in common: the process, its folder and its log.
 
-use std::collections::BTreeSet;
+use std::collections::VecDeque;
 use std::env;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -311,15 +311,12 @@ static OWN_RANGE: LazyLock<(u16, Option<File>)> = LazyLock::new(|| {
 /// Returns different ports that were free just now. Another process may take one before the server does.
 ///
 /// When a test stops its server for a while, another test's server could take the port. So each process draws from
-/// its own range of ports, as far as the ranges suffice. It uses no port again before it has used most of its
-/// range.
+/// its own range of ports, as far as the ranges suffice. It uses no port again before it has used most of the
+/// others.
 pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
-    static USED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    static USED: Mutex<VecDeque<u16>> = Mutex::new(VecDeque::new());
     let first = OWN_RANGE.0;
     let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
-    if used.len() + N > usize::from(OWN_PORTS) * 3 / 4 {
-        used.clear();
-    }
     let mut ports = [0; N];
     for port in &mut ports {
         let listener = retry_on_taken_port(|| {
@@ -330,7 +327,10 @@ pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
             }
         })?;
         *port = listener.local_addr()?.port();
-        used.insert(*port);
+        used.push_back(*port);
+        if used.len() > usize::from(OWN_PORTS) * 3 / 4 {
+            used.pop_front();
+        }
     }
     Ok(ports)
 }

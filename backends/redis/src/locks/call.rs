@@ -292,7 +292,7 @@ impl<'a> Call<'a> {
                 accepted(reply).and_then(|reply| attempt.read(&reply, lease, self.asked_at, node))
             }
             Verb::Renew { .. } => held(reply).map(|now| {
-                node.note_time(now.abs(), self.asked_at);
+                node.note_time(now.saturating_abs(), self.asked_at);
                 Answer::Held(now > 0)
             }),
             Verb::Release | Verb::Leave => held(reply).map(|found| Answer::Held(found > 0)),

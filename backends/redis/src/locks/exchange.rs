@@ -118,7 +118,9 @@ fn exchange(
         let mut result = connection.exchange_into(&mut replies, &commands, count, left);
         let mut replies = replies.into_iter();
         if owes_release && let Some(reply) = replies.next() {
-            result = result.and_then(|()| take_release(node, calls, reply));
+            // Also if one of the replies behind it is missing.
+            let taken = take_release(node, calls, reply);
+            result = result.and(taken);
         }
         // The reply to ASKING comes first.
         let per_call = way.commands();

@@ -93,7 +93,7 @@ fn clock_of(seen: &Seen, behind: i64) -> Finding {
             "the server's clock was set {way} by {step:.1?} while this program was open, or another server took over"
         )
     } else if let Some((gained, span)) = seen.drift
-        && gained.abs() > STEP
+        && gained.saturating_abs() > STEP
         && micros(gained) > span / 1_000
     {
         let way = if gained > 0 { "gained" } else { "lost" };
