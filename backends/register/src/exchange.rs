@@ -7,6 +7,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use lockkeeper_core::{AcquireRequest, CancelToken, Error, Owner, host_name, process_label};
+use lockkeeper_remote::pause;
 
 use crate::decide::{Attempt, Kind};
 use crate::entry::Lease;
@@ -15,7 +16,6 @@ use crate::register::Register;
 use crate::round::Round;
 use crate::store::Call;
 use crate::task::{Answered, Answers, LOCKED_AFTER, Others, RoundEnd, Task, Verb, unexpected};
-use crate::wait::pause;
 
 /// The longest pause after a write that found another version.
 pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(16);

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, epochs_in};
+use lockkeeper_remote::pause;
 
 use crate::entry::Contents;
 use crate::exchange::MAX_PAUSE;
@@ -18,7 +19,6 @@ use crate::free_names::KEPT;
 use crate::key::Key;
 use crate::register::Register;
 use crate::store::{Call, Read, SessionId, Version, Write};
-use crate::wait::pause;
 
 impl Register {
     /// Removes the entries of the names that this provider has released, and that have been free for this long.

@@ -5,9 +5,8 @@
 
 use std::time::Duration;
 
-use crossbeam_utils::sync::Parker;
-use lockkeeper_core::{AcquireRequest, CancelToken, Error, ErrorKind, Grant, HostInstant};
-use lockkeeper_remote::LAST_ATTEMPT;
+use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant};
+use lockkeeper_remote::{LAST_ATTEMPT, pause};
 
 use crate::key::Key;
 use crate::lease::RegisterLease;
@@ -145,16 +144,5 @@ impl Poll {
             .min(LONGEST_POLL)
             .saturating_mul((ahead.saturating_mul(3) / 2).saturating_add(1));
         pause.min(MAX_POLL).mul_f64(0.75 + fastrand::f64() / 4.0)
-    }
-}
-
-/// Pauses this thread, or until a cancel.
-pub(crate) fn pause(time: Duration, cancel: Option<&CancelToken>) {
-    // Not `thread::park`, which would take an `unpark` that the caller's program waits for.
-    let parker = Parker::new();
-    let unparker = parker.unparker().clone();
-    let _wake = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));
-    if !cancel.is_some_and(CancelToken::is_cancelled) {
-        parker.park_timeout(time);
     }
 }

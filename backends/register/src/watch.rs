@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use crossbeam_utils::sync::Parker;
 use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::pause;
 
 use crate::entry::Contents;
 use crate::key::Key;
 use crate::register::Register;
 use crate::store::{Call, Read, RegisterStore, Version, Write};
-use crate::wait::pause;
 
 /// The time after the first grant after which the thread begins: most programs have released by then.
 const AFTER: Duration = Duration::from_millis(50);

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use crossbeam_utils::sync::Parker;
 use lockkeeper_core::{CancelToken, Error};
 
 use crate::failure::{Failure, senseless, unavailable, unknown};
@@ -35,6 +36,17 @@ pub fn until_cancelled<T>(
 /// Returns the failure of a request whose caller no longer waits for the reply.
 pub fn cancelled() -> Failure {
     unknown("the acquisition was cancelled before a reply came")
+}
+
+/// Pauses this thread, or until a cancel.
+pub fn pause(time: Duration, cancel: Option<&CancelToken>) {
+    // Not `thread::park`, which would take an `unpark` that the caller's program waits for.
+    let parker = Parker::new();
+    let unparker = parker.unparker().clone();
+    let _wake = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));
+    if !cancel.is_some_and(CancelToken::is_cancelled) {
+        parker.park_timeout(time);
+    }
 }
 
 /// Connects, or makes another call that nothing can end, and that ends by itself after `limit`. If the caller can be

@@ -25,7 +25,7 @@ mod tls;
 mod transport;
 
 pub use backoff::Backoff;
-pub use cancel::{cancelled, connect_until_cancelled, until_cancelled};
+pub use cancel::{cancelled, connect_until_cancelled, pause, until_cancelled};
 pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 pub use counts::{Counts, OpenConnection};
 pub use exchange::{MAX_REPLY, is_too_long};

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, AttemptRequest, Error, Grant, HostInstant, Operation};
-use lockkeeper_remote::{Backoff, Failure, LAST_ATTEMPT, PooledConn, WaitPermit, no_time};
+use lockkeeper_remote::{Backoff, Failure, LAST_ATTEMPT, PooledConn, WaitPermit, no_time, pause};
 
 use crate::attempt::{Made, cancellable};
 use crate::connection::{SessionConnection, SessionName};
@@ -74,7 +74,14 @@ impl<C: SessionConnection> Acquisition<'_, C> {
             match self.wait(slot, deadline) {
                 Err(_) if request.is_cancelled() => break,
                 Ok(None) if request.now() + self.ahead(ATTEMPT) < deadline => request.contended(),
-                waited => return waited.map_err(Failure::into_error),
+                waited => {
+                    if let Ok(None) = waited {
+                        // The server's part ends earlier on a slow network, and the caller's wait does not.
+                        let left = deadline.saturating_since(request.now());
+                        pause(left, request.cancel());
+                    }
+                    return waited.map_err(Failure::into_error);
+                }
             }
         }
         Ok(None)

@@ -1,7 +1,7 @@
 //! Batches on a network that loses and delays messages.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{ErasedLease, ErrorKind, LockProvider, Renewal};
 use lockkeeper_testkit::{Fault, Proxy, Shared, StoreKind, cases, until};
@@ -151,8 +151,12 @@ fn wait_on_a_slow_network_ends_busy(kind: StoreKind) {
     proxy.set(Fault::DelayReplies(Duration::from_millis(120)));
     let mut busy = 0;
     until("three waits have ended busy", || {
-        let waited = keeper.try_lock_for("seat", Duration::from_secs(1));
-        busy += usize::from(waited.is_ok_and(|guard| guard.is_none()));
+        let (began, wait) = (Instant::now(), Duration::from_secs(1));
+        let waited = keeper.try_lock_for("seat", wait);
+        if waited.is_ok_and(|guard| guard.is_none()) {
+            assert!(began.elapsed() >= wait);
+            busy += 1;
+        }
         busy == 3
     });
 }
