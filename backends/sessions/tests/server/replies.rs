@@ -148,10 +148,11 @@ fn wait_on_a_slow_network_ends_busy(kind: StoreKind) {
     let (server, proxy, provider) = via_proxy(kind, WAIT_LIMIT);
     let _held = open(&*server, "").lock("seat").unwrap();
     let keeper = keeper(&provider);
-    proxy.set(Fault::DelayReplies(Duration::from_millis(120)));
+    proxy.set(Fault::DelayReplies(Duration::from_millis(100)));
     let mut busy = 0;
     until("three waits have ended busy", || {
-        let (began, wait) = (Instant::now(), Duration::from_secs(1));
+        // After a reply that is missing, a connection takes ten of them.
+        let (began, wait) = (Instant::now(), Duration::from_secs(4));
         let waited = keeper.try_lock_for("seat", wait);
         if waited.is_ok_and(|guard| guard.is_none()) {
             assert!(began.elapsed() >= wait);
