@@ -1,4 +1,4 @@
-//! The guard, whose loss is a future.
+//! The guard of async code. A future waits for its loss.
 
 use std::fmt;
 use std::future;
@@ -96,7 +96,7 @@ impl AsyncGuard {
         blocking::run(move || guard.release()).await
     }
 
-    /// Returns the guard of blocking code, some of whose methods block.
+    /// Returns the guard for blocking code. Some of its methods block.
     pub fn into_inner(self) -> LockGuard {
         self.guard
     }

@@ -1,7 +1,7 @@
 //! Locks of lockkeeper in programs with tokio.
 //!
 //! lockkeeper is for threads: its calls block. An [`AsyncKeeper`] makes them on tokio's threads for blocking work, and
-//! returns an [`AsyncGuard`], whose loss is a future and whose drop waits for no server.
+//! returns an [`AsyncGuard`]. A future waits for its loss, and its drop waits for no server.
 //!
 //! ```
 //! use lockkeeper_tokio::AsyncKeeper;

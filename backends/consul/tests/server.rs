@@ -253,7 +253,7 @@ fn waits_end_with_a_change(kind: ConsulKind) {
         waiting.join().unwrap();
     });
 
-    // An agent whose answer to a wait is late is asked on.
+    // An agent stays in use if its reply to a wait is late.
     let proxy = Proxy::new(server.addr()).unwrap();
     let (by_proxy, port) = (proxy.addr().port(), server.addr().port());
     let two = ConsulOptions::tcp("127.0.0.1", by_proxy).agent("127.0.0.1", port);

@@ -39,7 +39,7 @@ impl Register {
         let (mut is_first, mut conflicts) = (true, 0);
         while answers.iter().any(Option::is_none) {
             let is_cancelled = call.cancel.is_some_and(CancelToken::is_cancelled);
-            // The engine asks again for a name whose entry is locked. The others do not wait for it.
+            // The answers to the other requests do not wait for a locked entry: the engine asks for that name again.
             let holds_up = conflicts > LOCKED_AFTER && answers.iter().any(Option::is_some);
             let ended = match is_cancelled || holds_up || self.now() >= call.deadline {
                 true => Err(no_end(conflicts)),

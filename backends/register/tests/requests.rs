@@ -42,8 +42,10 @@ fn free_name_takes_three_requests_and_a_known_one_two() {
     assert_eq!(renewals.min(), Some(1));
 }
 
-/// Writes the entry of the lock `a` with these holders and so many waiters, which never look at it. Their sessions live.
-fn write_waiters(store: &MapStore, holders: usize, waiters: usize) {
+/// Returns a keeper behind so many holders and waiters of the lock `a`, which never look at it. Their sessions live.
+fn keeper_behind(holders: usize, waiters: usize) -> (Arc<Map>, LockKeeper) {
+    let map = Arc::new(Map::new(false, Faults::default()));
+    let store = MapStore::new(&map, "requests");
     let ttl = Duration::from_secs(600);
     let call = Call::until(SystemClock.now() + ttl);
     let session = || store.open_session(ttl, call).unwrap();
@@ -64,15 +66,16 @@ fn write_waiters(store: &MapStore, holders: usize, waiters: usize) {
         value: Some(&text),
     };
     store.write(&[write], call).unwrap();
+    let provider = RegisterProvider::new(store, Arc::new(SystemClock)).unwrap();
+    (
+        map,
+        LockKeeper::builder(Arc::new(provider)).build().unwrap(),
+    )
 }
 
 #[test]
 fn waiter_checks_the_holder_and_the_first_waiter_alone() {
-    let map = Arc::new(Map::new(false, Faults::default()));
-    let store = MapStore::new(&map, "requests");
-    write_waiters(&store, 1, 20);
-    let provider = RegisterProvider::new(store, Arc::new(SystemClock)).unwrap();
-    let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
+    let (map, keeper) = keeper_behind(1, 20);
     let wait = Duration::from_millis(300);
     assert!(keeper.try_lock_for("a", wait).unwrap().is_none());
     assert_eq!(map.most_checked(), 2);
@@ -81,11 +84,7 @@ fn waiter_checks_the_holder_and_the_first_waiter_alone() {
 /// An attempt that does not wait has no session for a place in the queue.
 #[test]
 fn attempts_without_a_wait_skip_dead_waiters() {
-    let map = Arc::new(Map::new(false, Faults::default()));
-    let store = MapStore::new(&map, "requests");
-    write_waiters(&store, 0, 2);
-    let provider = RegisterProvider::new(store, Arc::new(SystemClock)).unwrap();
-    let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
+    let (map, keeper) = keeper_behind(0, 2);
     let end = SystemClock.now() + Duration::from_secs(60);
     while keeper.try_lock("a").unwrap().is_none() {
         assert!(SystemClock.now() < end, "{:?}", map.held());

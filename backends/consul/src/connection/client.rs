@@ -67,9 +67,8 @@ impl Client {
         })
     }
 
-    /// Sends a request whose reply comes when something has changed. One that comes too late is no failure of the agent.
-    /// `None` if waiting callers use all connections but
-    /// one, or the only other thread that is `watching` waits already.
+    /// Sends a request to which the agent replies when something has changed. The agent stays in use if its reply is late.
+    /// `None` if waiting callers use all connections but one, or the only other thread that is `watching` waits already.
     pub(crate) fn wait(
         &self,
         request: Request<'_>,

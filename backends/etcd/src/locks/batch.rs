@@ -207,7 +207,8 @@ fn prepare<'o, 's, 'a: 's>(
 /// Keeps the lease alive to which a key is bound, since a full cluster moves the key to no other one. `None` if the lease
 /// is shorter than the renewal. A lease that has ended is returned, too: its key is gone, which is a loss. `kept` has the seconds that each lease lives from now on.
 ///
-/// The lease may be retired, and then have keys that should end. A full cluster grants their names to nobody anyway.
+/// A retired lease may also bind keys of locks that were given up, and these stay as long as it. A full cluster could not
+/// grant their names anyway.
 fn keep_own(
     store: &Store,
     renewal: &RenewRequest<'_, EtcdLease>,

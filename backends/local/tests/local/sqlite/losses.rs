@@ -31,7 +31,7 @@ fn assert_lost(guard: &LockGuard) {
     assert_eq!(guard.lost_signal().wait(LIMIT), WaitOutcome::Lost);
 }
 
-/// Deletes the files whose names begin so, as a shell does.
+/// Deletes the files whose names begin with `start`, as `rm START*` does.
 fn delete_files(store: &TempStore, start: &str) {
     for file in store.files().iter().filter(|it| it.starts_with(start)) {
         fs::remove_file(store.folder.path().join(file)).unwrap();
