@@ -203,13 +203,13 @@ struct Row<'a> {
 impl Row<'_> {
     /// Interrupts the acquisition, and returns what was wrong.
     fn run(&self) -> Vec<String> {
-        let wrong = (0..5).find_map(|_| self.interrupt());
+        let wrong = (0..5).find_map(|attempt| self.interrupt(attempt));
         wrong.expect("the acquisition goes on until it is interrupted, in one of five attempts")
     }
 
-    /// Interrupts the acquisition, and returns what was wrong; `None` if its wait was over before it was queued, or it was
-    /// cancelled before it sent anything.
-    fn interrupt(&self) -> Option<Vec<String>> {
+    /// Interrupts the acquisition, and returns what was wrong; `None` if its wait was over before it was queued, it was
+    /// cancelled before it sent anything, or it was late in one of the first two attempts.
+    fn interrupt(&self, attempt: u32) -> Option<Vec<String>> {
         let (moment, server) = (self.moment, self.server);
         let proxy = server.start_proxy();
         // A name is truly busy if the server said so within the response timeout, so that is shorter than the waits in it.
@@ -285,7 +285,8 @@ impl Row<'_> {
         let what = format!("{moment:?} {:?}", self.interruption);
         let late = returned.saturating_duration_since(due);
         let allowed = BOUND + lateness;
-        if late > allowed {
+        let is_late = late > allowed;
+        if is_late {
             wrong.push(format!("{what}: {late:?} late, of {allowed:?}: {answer:?}"));
         }
         let is_true = match &answer {
@@ -315,7 +316,9 @@ impl Row<'_> {
         }
         drop(keeper);
         assert_closed(&proxy);
-        Some(wrong)
+        // Beside others, a call may be late by what no count of this machine tells. A mistake is late each time.
+        let may_be_chance = is_late && wrong.len() == 1 && attempt < 2;
+        (!may_be_chance).then_some(wrong)
     }
 }
 
