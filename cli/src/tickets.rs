@@ -5,12 +5,12 @@ use std::time::{Duration, SystemTime};
 
 use lockkeeper::backend::{Capability, OpenOptions};
 use lockkeeper::clock::{Clock, SystemClock};
-use lockkeeper::{LeasePolicy, LockGuard, LockKeeper, LockName, Released, Ticket};
+use lockkeeper::{CancelToken, LeasePolicy, LockGuard, LockKeeper, LockName, Released, Ticket};
 
 use crate::args::{LabelArgs, StoreArgs, WaitArgs, duration};
 use crate::failure::{Failure, LOST, SYSTEM, USAGE};
-use crate::output;
 use crate::settings;
+use crate::{output, run};
 
 pub(crate) const ACQUIRE: &str = "\
 Acquires a lock that outlives this command, and prints its ticket.
@@ -33,7 +33,8 @@ Exit status:
   69  the store is out of reach
   71  the ticket could not be printed; the lock was released
   75  another holder had the lock until the end of the wait; see -E
-  78  bad configuration, or the store has no tickets";
+  78  bad configuration, or the store has no tickets
+A signal TERM, INT, HUP or QUIT ends the wait, and this command by that signal.";
 pub(crate) const RENEW: &str = "\
 Gives the lock of a ticket another ttl from now on, and prints the ticket with its new times.
 
@@ -138,16 +139,30 @@ pub(crate) fn acquire(args: &Acquire) -> Result<u8, Failure> {
     let name = LockName::new(args.name.as_str()).map_err(Failure::usage)?;
     args.label.apply()?;
     let began = SystemClock.now();
-    let keeper = settings::open(&args.store, &args.wait.opening(), |config| {
+    let wait = CancelToken::new();
+    let end_signal = run::end_wait(&wait)?;
+    let opening = args.wait.opening().cancel(&wait);
+    let opened = settings::open(&args.store, &opening, |config| {
         config.without("fallback").require(Capability::Tickets)
-    })?;
-    let options = args.wait.acquisition(began);
-    let options = match args.ttl {
-        Some(ttl) => options.lease(LeasePolicy::Renewed { ttl }),
-        None => options,
-    };
-    let acquired = keeper.acquire(&name, &options);
-    let Some(guard) = acquired.map_err(Failure::acquisition)? else {
+    });
+    let acquired = opened.and_then(|keeper| {
+        let options = args.wait.acquisition(began).cancel(&wait);
+        let options = match args.ttl {
+            Some(ttl) => options.lease(LeasePolicy::Renewed { ttl }),
+            None => options,
+        };
+        let guard = keeper.acquire(&name, &options);
+        let guard = guard.map_err(Failure::acquisition)?;
+        Ok(guard.map(|guard| (keeper, guard)))
+    });
+    // Who pressed Ctrl-C wants no lock, and no place in the queue.
+    if let Some(signal) = end_signal() {
+        if let Ok(Some((_, guard))) = acquired {
+            guard.release()?;
+        }
+        return Ok(run::end_by_signal(signal));
+    }
+    let Some((keeper, guard)) = acquired? else {
         if args.conflict_exit_code == 0 {
             return Ok(0);
         }

@@ -41,4 +41,5 @@ mod supervisor;
 mod terminal;
 mod watchdog;
 
+pub(crate) use signals::{end_by_signal, end_wait};
 pub(crate) use start::{helper, main};

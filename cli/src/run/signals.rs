@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{CancelToken, Error, FencingToken, ObservedLock, Observer};
 use nix::sys::signal::SigSet;
@@ -122,6 +122,14 @@ pub(super) fn listen(
     Ok(())
 }
 
+/// Starts a thread that cancels `wait` by the first signal that asks for an end. A second one ends this process at once.
+/// Returns what tells the first one.
+pub(crate) fn end_wait(wait: &CancelToken) -> Result<impl Fn() -> Option<Signal>, Failure> {
+    let (sender, events) = unbounded();
+    listen(sender, wait.clone(), Arc::default())?;
+    Ok(move || end_signal(&events, Duration::ZERO))
+}
+
 /// Ends this process while a call of the store may hang.
 fn end_at_once(signal: Signal) -> ! {
     stderr::warn(
@@ -138,8 +146,8 @@ pub(super) fn hide_memory() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
-/// Ends this process by the default action of a signal. Returns if that is not possible.
-pub(super) fn end_by_signal(signal: Signal) {
+/// Ends this process by the default action of a signal. Returns its exit status if that is not possible.
+pub(crate) fn end_by_signal(signal: Signal) -> u8 {
     // The default action of QUIT is a core dump.
     let none = Rlimit {
         current: Some(0),
@@ -149,6 +157,7 @@ pub(super) fn end_by_signal(signal: Signal) {
     if getpid() != Pid::INIT && setrlimit(Resource::Core, none).is_ok() {
         let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
     }
+    Status::Signal(signal.as_raw()).code()
 }
 
 /// Returns whether this process ignores a signal.

@@ -71,6 +71,7 @@ fn main() -> ExitCode {
         store_loss::ON_REDIS,
         #[cfg(target_os = "linux")]
         surroundings::ON_REDIS,
+        tickets::ON_REDIS,
         watch::ON_REDIS,
     ];
     rig::main(&cases.concat(), &on_redis.concat(), servers::trials())

@@ -1,11 +1,13 @@
 //! `acquire`, `renew` and `release`: a lock that no process has.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Output, Stdio};
 
-use lockkeeper_testkit::cases;
+use lockkeeper_testkit::{RedisServer, cases};
+use rustix::process::Signal;
 
 use crate::operate::out;
-use crate::rig::{Case, Rig, contains, exits, fails};
+use crate::rig::{Case, RedisCase, Rig, Running, contains, exits, fails};
 
 pub(crate) const CASES: &[Case] = cases![
     ticket_is_good_until_the_lock_is_released,
@@ -15,6 +17,8 @@ pub(crate) const CASES: &[Case] = cases![
     lock_of_a_ticket_that_was_taken_away_is_told,
     wrong_tickets_are_refused,
 ];
+
+pub(crate) const ON_REDIS: &[RedisCase] = cases![signal_leaves_no_place_in_the_queue];
 
 fn command(rig: &Rig, args: &[&str]) -> Output {
     rig.lockkeeper(args).output().unwrap()
@@ -114,6 +118,20 @@ fn lock_of_a_ticket_that_was_taken_away_is_told(rig: &Rig) {
     exits(&command(rig, &["unlock", "--force", "--yes", "a"]), 0);
     let late = fails(&command(rig, &["renew", "--ticket", &ticket]), 79);
     contains(&late, &["was taken away"]);
+}
+
+/// The next waiter waited for a dead one until the server forgot that.
+fn signal_leaves_no_place_in_the_queue(rig: &Rig, _: &RedisServer) {
+    let ticket = acquire(rig, &["a"]);
+    for signal in [Signal::TERM, Signal::INT] {
+        let waiting = rig.lockkeeper(&["acquire", "a"]).spawn().unwrap();
+        let mut waiting = Running(Some(waiting));
+        rig.until_waited_for("a", 1);
+        waiting.signal(signal);
+        assert_eq!(waiting.ended().signal(), Some(signal.as_raw()));
+        assert_eq!(rig.who("a")["waiting"], 0);
+    }
+    exits(&command(rig, &["release", "--ticket", &ticket]), 0);
 }
 
 fn wrong_tickets_are_refused(rig: &Rig) {
