@@ -187,25 +187,28 @@ pub(super) fn waiter_gets_the_lock_when_it_is_released(rig: &Rig<'_>) -> Outcome
 
 pub(super) fn ticket_ends_with_its_lease(rig: &Rig<'_>) -> Outcome {
     needs_tickets(rig)?;
-    let (short, rival) = (rig.keeper_with(rig.renewed(400)), rig.keeper());
-    // Its renewals keep other leases of the keeper, and not this one.
-    let beside = take(&short, "beside");
-    let guard = take(&short, "a");
-    let began = Instant::now();
-    let ticket = guard.detach().expect("the store replies");
-    let next = take(&rival, "a");
-    let took = began.elapsed();
-    assert!(took >= rig.ttl(400), "freed after {took:?}, before its ttl");
-    assert!(next.token() > ticket.token());
-    lost(short.resume(&ticket));
-    lost(rig.keeper().resume(&ticket));
-    next.renew().expect("the late ticket ended it");
-    drop(next);
-    lost(short.resume(&ticket));
-    beside.renew().expect("it is of another lock");
-    drop(beside);
-    rig.nothing_left();
-    Ok(())
+    rig.with_renewed_ttl(400, |ttl, _| {
+        let short = rig.keeper_with(LeasePolicy::Renewed { ttl });
+        let rival = rig.keeper();
+        // Its renewals keep other leases of the keeper, and not this one.
+        let beside = take(&short, "beside");
+        let guard = take(&short, "a");
+        let began = Instant::now();
+        let ticket = guard.detach().expect("the store replies");
+        let next = take(&rival, "a");
+        let took = began.elapsed();
+        assert!(took >= ttl, "freed after {took:?}, before its ttl");
+        assert!(next.token() > ticket.token());
+        lost(short.resume(&ticket));
+        lost(rig.keeper().resume(&ticket));
+        next.renew().expect("the late ticket ended it");
+        drop(next);
+        lost(short.resume(&ticket));
+        beside.renew().expect("it is of another lock");
+        drop(beside);
+        rig.nothing_left();
+        Ok(())
+    })
 }
 
 /// What a lease keeps open ends with the lease, although another process has it.
