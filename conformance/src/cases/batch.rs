@@ -15,7 +15,7 @@ use crate::rig::{Outcome, Rig, Skip, take};
 const TTL: Duration = Duration::from_secs(60);
 
 const THREADS: usize = 32;
-const PAIRS: usize = 10;
+const PAIRS: usize = 4;
 
 type Erased<'a> = Operation<'a, ErasedLease>;
 

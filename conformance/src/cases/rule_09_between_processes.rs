@@ -12,10 +12,10 @@ use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, take};
 
 /// How often the name goes from one keeper to the other.
-const CHANGES: usize = 50;
+const CHANGES: usize = 24;
 /// The limit for all changes. A store that polls once a second, as the contract allows after a lost
 /// notification, takes at least twice as long.
-const LIMIT: Duration = Duration::from_secs(25);
+const LIMIT: Duration = Duration::from_secs(12);
 /// How many uncontended locks a change may cost on a machine that is too busy for the limit.
 const LOCKS_A_CHANGE: u32 = 10;
 /// How often the machine may delay a thread in one change.

@@ -12,7 +12,7 @@ const KEEPER_THREADS: usize = 1 + 12 + 4;
 pub(super) fn released_locks_leave_nothing_in_the_store(rig: &Rig<'_>) -> Outcome {
     rig.needs_leftovers()?;
     let (keeper, (other, recorder)) = (rig.keeper(), rig.recorded_keeper());
-    for round in 0..100 {
+    for round in 0..40 {
         let name = format!("name {round}");
         let held = take(&keeper, &name);
         assert!(is_busy(&other, &name));
@@ -37,7 +37,7 @@ pub(super) fn hundreds_of_locks_leak_no_resources(rig: &Rig<'_>) -> Outcome {
         ));
     }
     let mut process = rig.process_of_its_own();
-    process.send("measure 600");
+    process.send("measure 200");
     let report = loop {
         let line = process.next_line();
         match line.strip_prefix("measured") {

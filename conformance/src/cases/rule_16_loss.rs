@@ -99,7 +99,7 @@ pub(super) fn handled_signals_lose_no_lease(rig: &Rig<'_>) -> Outcome {
     let mut process = rig.process(rig.renewed(TTL_MS))?;
     let (keeper, recorder) = rig.recorded_keeper();
     let interruption = process.interrupt()?;
-    for _ in 0..50 {
+    for _ in 0..15 {
         process.acquire("a");
         let waiter = &keeper;
         let next = thread::scope(|scope| {

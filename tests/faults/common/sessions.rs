@@ -182,11 +182,11 @@ fn cancelled_attempts_leave_nothing(kind: StoreKind) {
         for number in 0..16 {
             let keeper = &keepers[usize::from(number % 2 == 0)];
             scope.spawn(move || {
-                for round in 0..30 {
+                for round in 0..10 {
                     let cancel = CancelToken::new();
                     let cancelling = cancel.clone();
                     let cancelling = thread::spawn(move || {
-                        thread::sleep(Duration::from_micros((number + round) * 71 % 3_000));
+                        thread::sleep(Duration::from_micros((number + round) * 211 % 3_000));
                         cancelling.cancel();
                     });
                     let options = AcquireOptions::new().cancel(&cancel);

@@ -204,7 +204,7 @@ fn quorum_counts_a_server_once(kind: RedisKind) {
 
 /// A round trip takes 20 ms.
 fn quorum_keeps_many_leases(kind: RedisKind) {
-    const LEASES: usize = 1_000;
+    const LEASES: usize = 400;
     const THREADS: usize = 50;
     let (servers, proxies) = three(kind);
     let keeper = open_with(&via(&servers, &proxies), "ttl=6s&wait=60s");

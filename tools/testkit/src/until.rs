@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// How long [`until`] waits: far longer than anything that a test waits for takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The pause before the condition is checked again.
-const PAUSE: Duration = Duration::from_millis(5);
+/// The shortest and the longest pause before the condition is checked again, which may cost a process or a connection.
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(50)];
 
 /// Waits until `condition` holds, and fails the test if it does not within two minutes.
 ///
@@ -41,9 +41,11 @@ pub(crate) fn found_within<T>(
         if found.is_some() {
             return Ok(found);
         }
+        let [shortest, longest] = PAUSES;
+        let pause = (waited / 16).clamp(shortest, longest);
         // What a pause takes longer than this is the machine's.
-        waited += began.elapsed() + PAUSE;
-        thread::sleep(PAUSE);
+        waited += began.elapsed() + pause;
+        thread::sleep(pause);
     }
     Ok(None)
 }

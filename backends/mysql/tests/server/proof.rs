@@ -148,7 +148,7 @@ fn proofs_outlast_the_counter_of_epochs(kind: MySqlKind) {
     for guard in [&held_before, &held_after] {
         assert_eq!(held(&mut app, &guard.commit_proof().unwrap()), 1);
     }
-    for _ in 0..3 {
+    for _ in 0..2 {
         use_up(&mut app);
         // Renewals learn of the steps.
         held_before.renew().unwrap();

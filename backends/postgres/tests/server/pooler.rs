@@ -152,7 +152,7 @@ fn proof_fits_every_mode() {
 
 /// The variable by which a process of a case is given the URL of its locks and data.
 const URL: &str = "LOCKKEEPER_TEST_TABLE";
-const PROCESSES: i64 = 16;
+const PROCESSES: i64 = 6;
 const LOCKS: i64 = 8;
 
 /// Each process adds to a number that it reads before. A lost update would show, and a token that does not grow.

@@ -85,7 +85,7 @@ fn name_is_granted_to_one_of_two_batches(kind: StoreKind) {
     let provider = provider(kind, &*server, 16);
     let _kept = taken(&*provider, ["kept"]);
     let barrier = Barrier::new(2);
-    for _ in 0..50 {
+    for _ in 0..15 {
         let try_both = |own| {
             let (provider, barrier) = (&provider, &barrier);
             move || {

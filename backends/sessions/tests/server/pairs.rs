@@ -23,7 +23,7 @@ pub(crate) const CASES: &[Case] = cases![
 /// Time for a reply on a busy machine.
 const SLOW: &str = "wait=60s&response_timeout=5s";
 const THREADS: u64 = 40;
-const TRANSFERS: usize = 10;
+const TRANSFERS: usize = 4;
 const ACCOUNTS: usize = 20;
 const BALANCE: u64 = 1_000;
 

@@ -12,7 +12,7 @@ use crate::store::{Case, connections, holders, leftovers, open, start, until_wai
 pub(crate) const CASES: &[Case] = cases![
     lock_costs_two_statements,
     wait_takes_one_statement_beside_attempts,
-    thousand_names_on_few_connections,
+    hundreds_of_names_on_few_connections,
     exhausted_pool_has_its_own_error,
     closed_connection_is_replaced,
     lease_expires_on_session_in_use,
@@ -57,15 +57,15 @@ fn wait_takes_one_statement_beside_attempts(kind: StoreKind) {
     next.release().unwrap();
 }
 
-fn thousand_names_on_few_connections(kind: StoreKind) {
+fn hundreds_of_names_on_few_connections(kind: StoreKind) {
     let server = start(kind);
-    let keeper = open(&*server, "ttl=24s");
-    let names: Vec<_> = (0..1_000).map(|n| format!("seat:{n}")).collect();
+    let keeper = open(&*server, "ttl=12s");
+    let names: Vec<_> = (0..300).map(|n| format!("seat:{n}")).collect();
     let guards: Vec<_> = names.iter().map(|n| keeper.lock(n).unwrap()).collect();
     assert!(connections(&*server) <= 8, "{:?}", keeper.usage());
     // All are renewed beyond the first ttl.
     let first = guards[0].lost_signal();
-    assert_eq!(first.wait(Duration::from_secs(25)), WaitOutcome::TimedOut);
+    assert_eq!(first.wait(Duration::from_secs(13)), WaitOutcome::TimedOut);
     for guard in &guards {
         assert!(guard.is_held(), "{guard:?}");
     }
@@ -73,7 +73,7 @@ fn thousand_names_on_few_connections(kind: StoreKind) {
     for name in names.iter().step_by(100) {
         assert!(other.try_lock(name).unwrap().is_none(), "{name}");
     }
-    assert_eq!(leftovers(&*server), 1_000);
+    assert_eq!(leftovers(&*server), 300);
     // The pool has a connection left for a wait.
     let theirs = other.lock("theirs").unwrap();
     thread::scope(|scope| {
