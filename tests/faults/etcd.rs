@@ -14,16 +14,11 @@ use lockkeeper_testkit::{EtcdKind, suite};
 type Case = suite::Case<EtcdKind>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases = [
-        late::CASES,
-        loss::CASES,
-        opening::CASES,
-        owed::CASES,
-        revisions::CASES,
-    ];
+    let cases = [loss::CASES, opening::CASES, revisions::CASES];
     let mut trials = suite::trials(cases.into_iter().flatten().copied());
-    // Elections take most of the time of the suite, and are the same on all kinds.
-    let elections = cluster::CASES.iter();
-    trials.extend(elections.map(|case| suite::trial(EtcdKind::Etcd3_4, *case)));
+    // The relay decides these, or an election.
+    let once = [late::CASES, owed::CASES, cluster::CASES];
+    let once = once.into_iter().flatten();
+    trials.extend(once.map(|case| suite::trial(EtcdKind::Etcd3_4, *case)));
     trials
 }

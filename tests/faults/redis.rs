@@ -47,6 +47,7 @@ const ON_EACH_KIND: &[&[Case]] = &[
 
 /// The cases in which the network, this program or several servers decide: they run on one kind of server.
 const ON_ONE_KIND: &[&[Case]] = &[
+    opening::BY_OTHERS,
     resources::CASES,
     sent_release::CASES,
     network::CASES,

@@ -29,9 +29,6 @@ pub(super) fn cases() -> Vec<Case> {
         ("deadline_while_network_is_dark", |kind| {
             deadlines(kind, Interruption::Dark);
         }),
-        ("deadline_while_server_is_stopped", |kind| {
-            deadlines(kind, Interruption::Stopped);
-        }),
         (
             "cancelled_wait_ends_while_it_connects",
             cancelled_wait_ends_while_it_connects,
@@ -58,7 +55,6 @@ enum Interruption {
     SilentMidReply,
     CutMidReply,
     Dark,
-    Stopped,
 }
 
 /// How far an acquisition is when the interruption begins.
@@ -94,15 +90,7 @@ impl Interruption {
             Self::SilentMidReply => Fault::SilentReplyAfter(server.facts().part_of_reply),
             Self::CutMidReply => Fault::CutReplyAfter(server.facts().part_of_reply),
             Self::Dark => Fault::Dark,
-            Self::Stopped => return server.stop().unwrap(),
         });
-    }
-
-    fn end(self, server: &dyn TestServer, proxy: &Proxy) {
-        proxy.set(Fault::Pass);
-        if self == Self::Stopped {
-            server.resume().unwrap();
-        }
     }
 }
 
@@ -164,7 +152,7 @@ fn deadlines(kind: StoreKind, interruption: Interruption) {
     let rival = server.open("ttl=60s");
     let lateness = Lateness::default();
     let over = AtomicBool::new(false);
-    let wrong = thread::scope(|scope| {
+    let wrong: Vec<_> = thread::scope(|scope| {
         let _over = SetOnDrop(&over);
         scope.spawn(|| lateness.measure(&over));
         let row = |moment| {
@@ -177,10 +165,6 @@ fn deadlines(kind: StoreKind, interruption: Interruption) {
             };
             row.run()
         };
-        // A server can be stopped for one row at a time.
-        if interruption == Interruption::Stopped {
-            return Moment::ALL.into_iter().flat_map(row).collect::<Vec<_>>();
-        }
         let rows = Moment::ALL.map(|moment| scope.spawn(move || row(moment)));
         rows.into_iter()
             .flat_map(|row| row.join().unwrap())
@@ -302,7 +286,7 @@ impl Row<'_> {
         if !is_true {
             wrong.push(format!("{what}: {answer:?}"));
         }
-        self.interruption.end(server, &proxy);
+        proxy.set(Fault::Pass);
         if let Some(guard) = blocker {
             guard.release().unwrap();
         }

@@ -22,13 +22,17 @@ pub(super) const CASES: &[Case] = cases![
     databases_are_separate,
     opening_at_maxmemory,
     opening_at_maxclients,
+    tls_to_plain_port_and_reverse,
+    missing_acl_permissions,
+];
+
+/// No Redis decides these.
+pub(super) const BY_OTHERS: &[Case] = cases![
     server_hangs_after_first_reply,
     other_protocol_on_the_port,
     replies_without_end,
     text_of_server_is_escaped,
-    tls_to_plain_port_and_reverse,
     tls_by_system_roots,
-    missing_acl_permissions,
 ];
 
 fn wrong_password(kind: RedisKind) {

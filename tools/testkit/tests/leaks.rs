@@ -13,11 +13,9 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::mpsc;
-use std::thread;
 
 use lockkeeper_testkit::suite::{self, ServerKind as _};
-use lockkeeper_testkit::{Daemon, StoreKind, until};
+use lockkeeper_testkit::{Daemon, PostgresKind, StoreKind, until};
 
 /// Makes this program the owner of a server: its value is the kind of server and what happens to the server.
 const OWNER: &str = "TESTKIT_OWNER";
@@ -26,10 +24,14 @@ fn main() -> ExitCode {
     if let Ok(role) = env::var(OWNER) {
         return own(&role);
     }
-    let cases: [suite::Case<StoreKind>; 5] = [
+    let cases: [suite::Case<StoreKind>; 2] = [
         ("dropped", dropped),
-        ("dropped_by_a_panic", dropped_by_a_panic),
         ("owner_killed", |kind| owner_killed(kind, "running")),
+    ];
+    let mut trials = suite::trials(cases);
+    // It has children, and a segment of memory.
+    let kind = StoreKind::Postgres(PostgresKind::Postgres15);
+    let cases: [suite::Case<StoreKind>; 2] = [
         ("owner_of_stopped_server_killed", |kind| {
             owner_killed(kind, "stopped");
         }),
@@ -37,7 +39,8 @@ fn main() -> ExitCode {
             owner_killed(kind, "killed");
         }),
     ];
-    libtest_mimic::run(&suite::arguments(), suite::trials(cases)).exit_code()
+    trials.extend(cases.map(|case| suite::trial(kind, case)));
+    libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }
 
 /// What a server has outside of its owner.
@@ -99,17 +102,6 @@ fn dropped(kind: StoreKind) {
     drop(server);
     assert!(!traces.folder.exists());
     traces.assert_gone();
-}
-
-fn dropped_by_a_panic(kind: StoreKind) {
-    let (sender, receiver) = mpsc::channel();
-    let panicked = thread::spawn(move || {
-        let server = kind.start().unwrap();
-        sender.send(Traces::of(server.processes()[0])).unwrap();
-        std::panic::resume_unwind(Box::new("as a test does"));
-    });
-    panicked.join().unwrap_err();
-    receiver.recv().unwrap().assert_gone();
 }
 
 /// Owns a server of the kind that `role` names: prints its traces, and waits to be killed.

@@ -17,17 +17,16 @@ use std::thread;
 
 use lockkeeper_testkit::suite::{self, Case};
 use lockkeeper_testkit::{
-    MySqlKind, MySqlOptions, MySqlServer, RedisKind, RedisOptions, RedisServer, Reply, StoreKind,
-    TestServer,
+    MySqlKind, MySqlOptions, MySqlServer, PostgresKind, RedisKind, RedisOptions, RedisServer,
+    Reply, StoreKind, TestServer,
 };
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, Opts, OptsBuilder};
 
 fn main() -> ExitCode {
-    let common: [Case<StoreKind>; 3] = [
+    let common: [Case<StoreKind>; 2] = [
         ("restart_keeps_the_port", restart_keeps_the_port),
         ("stopped_server_ends", stopped_server_ends),
-        ("clean_server_is_used_again", clean_server_is_used_again),
     ];
     let redis: [Case<RedisKind>; 3] = [
         ("all_transports", all_transports),
@@ -40,6 +39,15 @@ fn main() -> ExitCode {
         ("mysql_that_fails_shows_its_log", mysql_that_fails),
     ];
     let mut trials = suite::trials(common);
+    // One is wiped, and the other ends its sessions.
+    let reset = [
+        StoreKind::Redis(RedisKind::Redis7),
+        StoreKind::Postgres(PostgresKind::Postgres15),
+    ];
+    trials.extend(reset.map(|kind| {
+        let case: Case<StoreKind> = ("clean_server_is_used_again", clean_server_is_used_again);
+        suite::trial(kind, case)
+    }));
     trials.extend(suite::trials(redis));
     trials.extend(suite::trials(mysql));
     trials.extend(RedisKind::ALL.map(|kind| {

@@ -330,10 +330,10 @@ pub(crate) fn writes_are_seen_by_another_program(
     }
 }
 
-/// A reply of the server is limited to 16 MiB. PostgreSQL's have two digits for a byte.
-pub(crate) fn entries_are_listed_whatever_their_size(store: &dyn RegisterStore) {
+/// More than fit in one reply, each of them with a value of `size` bytes.
+pub(crate) fn entries_are_listed(store: &dyn RegisterStore, size: usize) {
     let keys: Vec<_> = (0..300).map(|at| key(&format!("{at}"))).collect();
-    let value = "v".repeat(30 << 10);
+    let value = "v".repeat(size);
     for keys in keys.chunks(10) {
         let writes = keys.iter().map(|key| write(key, None, Some(&value)));
         let written = store.write(&writes.collect::<Vec<_>>(), call()).unwrap();
