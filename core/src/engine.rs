@@ -6,7 +6,6 @@ mod background;
 mod backoff;
 mod close;
 mod deadline;
-mod dropped;
 mod give_back;
 mod head;
 mod health;

@@ -1,4 +1,9 @@
-//! Ending a guard: its lease goes to the next waiter of the process, or back to the store.
+//! Ending a guard, by its drop or by `release()`: its lease goes to the next waiter of the process, or back to the store.
+//!
+//! No thread waits for the release of a dropped guard. If nothing is under way, the guard's own thread sends it. The
+//! store answers at once, or owes the reply, which goes with the next request of the part: see `travel/queue.rs`.
+//! Otherwise the release goes with the next batch. A drop sends nothing if the guard is lost, if a renewal has the lease,
+//! or while the store does not answer. In a forked child it does nothing: the parent has the lock.
 //!
 //! `release()` asks the store once. Without an answer, the keeper's threads go on with the release as after a drop: see
 //! `give_back.rs`. The holder waits for them for a while, and no other thread gets the name before they are done.
@@ -11,72 +16,163 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::contract::batch::ReleaseDispatch;
 use crate::contract::provider::{ErasedLease, Released};
 use crate::engine::timer::MAX_SLEEP;
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
+use crate::process::process_id;
 use crate::sync::run_caught;
 
 use super::hold::acquired::{Acquired, Ending, ReleaseNews, UnreleasedGuard};
 use super::hold::{Callbacks, Hold, HoldState};
 use super::key::Key;
 use super::name_state::Finished;
-use super::travel::request::{LeaseRequest, RELEASE_LIMIT, Release, Settlement, is_no_answer};
-use super::travel::sender::Reply;
+use super::threads::MAX_QUEUED;
+use super::travel::request::{
+    LeaseRequest, LeaseVerb, RELEASE_LIMIT, RELEASED, Release, Request, Settlement, is_no_answer,
+    panicked,
+};
+use super::travel::sender::{Entry, Reply, unanswered};
 use super::{ATTEMPT_LIMIT, Engine};
 
-/// A release without an answer, with which the keeper's threads go on.
-struct LeftRelease<'a> {
-    acquired: &'a Acquired,
-    ending: Ending,
-    news: Receiver<ReleaseNews>,
-    /// When the holder stops to wait for the answer.
-    until: HostInstant,
-    /// When the holder stops to wait if the release has not reached the store.
-    until_if_not_sent: HostInstant,
-    /// The error that the holder gets then. `None` if no request has failed yet.
-    error: Option<Error>,
-    /// Whether it is that of the first request. If the lock is gone when it is repeated, that request may be the cause: a
-    /// store can end the session on which it failed.
-    is_first: bool,
-}
-
-impl<'a> LeftRelease<'a> {
-    /// Makes the release of a guard that began at `began`, and what the keeper's threads get.
-    fn new(
-        acquired: &'a Acquired,
-        ending: Ending,
-        began: HostInstant,
-    ) -> (Box<UnreleasedGuard>, Self) {
-        let (holder, news) = channel();
-        let guard = Box::new(UnreleasedGuard {
-            acquired: acquired.clone(),
-            ending,
-            holder: Some(holder),
-        });
-        let until = release_deadline(&acquired.hold, began);
-        let left = Self {
-            acquired,
-            ending,
-            news,
-            until,
-            until_if_not_sent: until.min(began + ATTEMPT_LIMIT),
-            error: None,
-            is_first: false,
-        };
-        (guard, left)
-    }
-
-    /// Notes why the release has no answer yet; `is_first` if that is the error of its first request.
-    fn fail(&mut self, error: Error, is_first: bool) {
-        if self.error.is_none() {
-            self.until = self.until_if_not_sent;
-            (self.error, self.is_first) = (Some(error), is_first);
+impl Engine {
+    /// Ends a guard that is dropped.
+    pub(crate) fn release_dropped(self: &Arc<Self>, acquired: &Acquired) {
+        if acquired.hold.process == process_id() {
+            self.release_dropped_until(acquired, HostInstant::NEVER);
         }
     }
-}
 
-impl Engine {
+    /// Ends a guard that is dropped. From `end` on, its thread sends nothing.
+    #[inline(always)] // See the module.
+    fn release_dropped_until(self: &Arc<Self>, acquired: &Acquired, end: HostInstant) {
+        let now = self.clock.now();
+        let Some((ending, lease, callbacks)) = self.end_guard(acquired, now) else {
+            return;
+        };
+        match lease {
+            Some(lease) if now < end && self.may_send(acquired, ending, now) => {
+                self.send_release(acquired, (ending, callbacks), lease, now);
+            }
+            lease => {
+                self.release_later(lease, dropped(acquired, ending), None);
+                self.run_callbacks(&acquired.hold, ending, callbacks);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn may_send(&self, acquired: &Acquired, ending: Ending, now: HostInstant) -> bool {
+        ending.in_time && !self.parts.get(acquired.hold.part).is_silent(now)
+    }
+
+    /// Sends the release of a guard, and concludes the guard if the store answers at once.
+    #[inline(always)]
+    fn send_release(
+        self: &Arc<Self>,
+        acquired: &Acquired,
+        (ending, callbacks): (Ending, Callbacks),
+        mut lease: ErasedLease,
+        now: HostInstant,
+    ) {
+        let part = acquired.hold.part;
+        let mut number = None;
+        if self.capabilities.batch() > 1 {
+            let requests = &self.parts.get(part).requests;
+            number = requests.begin_send(acquired.hold.key().id());
+            if number.is_none() {
+                self.release_later(Some(lease), dropped(acquired, ending), None);
+                return self.run_callbacks(&acquired.hold, ending, callbacks);
+            }
+        }
+        // A guard may be dropped while its thread panics; a second panic would abort.
+        let sent = run_caught(|| self.provider.send_release(&mut lease));
+        let (answer, lost_reply) = match (sent, number) {
+            (Some(ReleaseDispatch::Answered(Err(error))), _) if is_no_answer(error.kind()) => {
+                (None, Some(error))
+            }
+            (Some(ReleaseDispatch::Answered(answer)), _) => {
+                self.note_release((part, now), &answer);
+                (Some(answer), None)
+            }
+            (Some(ReleaseDispatch::Sent(sent)), Some(number)) => {
+                let verb = LeaseVerb::Sent {
+                    sent: Some(sent),
+                    sent_at: now,
+                    name: acquired.hold.key().id(),
+                };
+                let sent = LeaseRequest {
+                    verb,
+                    ..LeaseRequest::release(lease, now)
+                };
+                self.owe_reply(acquired, ending, sent, number);
+                return self.run_callbacks(&acquired.hold, ending, callbacks);
+            }
+            // No batch takes the reply along.
+            (Some(ReleaseDispatch::Sent(_)), None) => (None, Some(unanswered())),
+            (Some(ReleaseDispatch::NotSent), _) => (None, None),
+            (None, _) => (Some(Err(panicked(RELEASED))), None),
+        };
+        self.end_send(part, number, None);
+        match answer {
+            Some(answer) => {
+                // The observer has the error.
+                let _ = self.conclude(acquired, ending, callbacks, answer);
+            }
+            None => {
+                self.release_later(Some(lease), dropped(acquired, ending), lost_reply);
+                self.run_callbacks(&acquired.hold, ending, callbacks);
+            }
+        }
+    }
+
+    /// Leaves the reply to a release that was sent to the next request of its part.
+    fn owe_reply(
+        self: &Arc<Self>,
+        acquired: &Acquired,
+        ending: Ending,
+        mut sent: LeaseRequest,
+        number: u64,
+    ) {
+        let (part, key) = (acquired.hold.part, acquired.hold.key());
+        let release = self.begin_release(dropped(acquired, ending));
+        sent.deadline = release.end_from(self.clock.now());
+        let (request, settlement) = (Request::Lease(sent), Settlement::Release(release.sent()));
+        let owed = Entry::unattended(request, settlement);
+        self.end_send(part, Some(number), Some(owed));
+        self.timer.note(self.clock.now() + MAX_QUEUED);
+        // What this process asks from here on goes behind the release.
+        self.pass_on(key, ending);
+    }
+
+    /// Ends the sending of a release, which is `owed` if it was sent.
+    #[inline(always)]
+    fn end_send(self: &Arc<Self>, part: usize, number: Option<u64>, owed: Option<Arc<Entry>>) {
+        if let Some(number) = number {
+            let next = self.parts.get(part).requests.end_send(number, owed);
+            self.start_sender(part, next);
+        }
+    }
+
+    /// Ends guards of one acquisition that are dropped, in the reverse order of their names: a thread that waits for the
+    /// first name goes on to the others, and these are free then. From `end` on, their thread sends nothing.
+    pub(crate) fn release_all_dropped(self: &Arc<Self>, all: &[Acquired], end: HostInstant) {
+        if all.iter().any(|it| it.hold.process != process_id()) {
+            return;
+        }
+        if !self.may_travel(all) {
+            let all = all.iter().rev();
+            return all.for_each(|it| self.release_dropped_until(it, end));
+        }
+        self.release_together(all, |acquired, ending, now| {
+            (
+                dropped(acquired, ending),
+                self.may_send(acquired, ending, now),
+            )
+        });
+    }
+
     /// Ends a guard whose holder waits for the store's answer.
     pub(crate) fn release(self: &Arc<Self>, acquired: &Acquired) -> Result<Released, Error> {
         let now = self.clock.now();
@@ -112,8 +208,69 @@ impl Engine {
     }
 
     /// Returns whether releases of these guards may go to the store together.
-    pub(super) fn may_travel(&self, all: &[Acquired]) -> bool {
+    fn may_travel(&self, all: &[Acquired]) -> bool {
         all.len() > 1 && self.capabilities.batch() > 1
+    }
+
+    /// Ends guards of one acquisition, in the reverse order of their names, and leaves the releases to the keeper's
+    /// threads. `unreleased` returns what they get, and whether the release goes with the next batch.
+    fn release_together<'a>(
+        self: &Arc<Self>,
+        all: &'a [Acquired],
+        mut unreleased: impl FnMut(&'a Acquired, Ending, HostInstant) -> (Box<UnreleasedGuard>, bool),
+    ) {
+        let now = self.clock.now();
+        let (mut sent, mut ended) = (Vec::new(), Vec::new());
+        for acquired in all.iter().rev() {
+            let Some((ending, lease, callbacks)) = self.end_guard(acquired, now) else {
+                continue;
+            };
+            ended.push((acquired, ending, callbacks));
+            let (unreleased, may_send) = unreleased(acquired, ending, now);
+            match lease {
+                Some(lease) if may_send => {
+                    let release = self.begin_release(unreleased);
+                    sent.push(self.unattended(lease, release));
+                }
+                lease => self.release_later(lease, unreleased, None),
+            }
+        }
+        self.send_unattended(&sent.iter().collect::<Vec<_>>());
+        for (acquired, ending, callbacks) in ended {
+            self.run_callbacks(&acquired.hold, ending, callbacks);
+        }
+    }
+
+    /// Ends a guard in this process. Returns its lease and its callbacks as [`Hold::end`] does. `None` if its lease was
+    /// handed over, which is reported.
+    #[inline(always)] // See the module.
+    fn end_guard(
+        &self,
+        acquired: &Acquired,
+        now: HostInstant,
+    ) -> Option<(Ending, Option<ErasedLease>, Callbacks)> {
+        let hold = &acquired.hold;
+        // Other guards of a lost lease may still live, and this one reports the loss.
+        if hold.mode == Mode::Shared && hold.state(now) == HoldState::Lost {
+            self.queue.detach(hold.key(), hold);
+            self.notify_lost(hold);
+        }
+        let finished = self.queue.finish(hold.key(), hold, acquired.number);
+        let held = acquired.reported_at.map(|at| now.saturating_since(at));
+        if finished == Finished::HandedOver {
+            forget(acquired.end_handover());
+            self.notify_released(acquired, held, &Ok(Released::Done));
+            return None;
+        }
+        let (in_time, lease, callbacks) = hold.end(now);
+        // If the lease was lost before, the store may still have it, so its release comes first.
+        let keeps_name = finished == Finished::Release || self.queue.begin_release(hold.key());
+        let ending = Ending {
+            keeps_name,
+            in_time,
+            held,
+        };
+        Some((ending, lease, callbacks))
     }
 
     /// Concludes a guard with the reply to its release, which began at `began`. There is no reply if a renewal has the
@@ -179,40 +336,8 @@ impl Engine {
         self.report_end(left.acquired, left.ending, answer)
     }
 
-    /// Ends a guard in this process. Returns its lease and its callbacks as [`Hold::end`] does. `None` if its lease was
-    /// handed over, which is reported.
-    #[inline(always)] // See the module.
-    pub(super) fn end_guard(
-        &self,
-        acquired: &Acquired,
-        now: HostInstant,
-    ) -> Option<(Ending, Option<ErasedLease>, Callbacks)> {
-        let hold = &acquired.hold;
-        // Other guards of a lost lease may still live, and this one reports the loss.
-        if hold.mode == Mode::Shared && hold.state(now) == HoldState::Lost {
-            self.queue.detach(hold.key(), hold);
-            self.notify_lost(hold);
-        }
-        let finished = self.queue.finish(hold.key(), hold, acquired.number);
-        let held = acquired.reported_at.map(|at| now.saturating_since(at));
-        if finished == Finished::HandedOver {
-            forget(acquired.end_handover());
-            self.notify_released(acquired, held, &Ok(Released::Done));
-            return None;
-        }
-        let (in_time, lease, callbacks) = hold.end(now);
-        // If the lease was lost before, the store may still have it, so its release comes first.
-        let keeps_name = finished == Finished::Release || self.queue.begin_release(hold.key());
-        let ending = Ending {
-            keeps_name,
-            in_time,
-            held,
-        };
-        Some((ending, lease, callbacks))
-    }
-
     /// Passes the name of an ended guard on, calls the user's code, and reports the end.
-    pub(super) fn conclude(
+    fn conclude(
         &self,
         acquired: &Acquired,
         ending: Ending,
@@ -225,7 +350,7 @@ impl Engine {
     }
 
     /// Begins the release of a guard's lease that no caller waits for.
-    pub(super) fn begin_release(&self, guard: Box<UnreleasedGuard>) -> Release {
+    fn begin_release(&self, guard: Box<UnreleasedGuard>) -> Release {
         let hold = &guard.acquired.hold;
         let (part, until) = (hold.part, self.clock.now() + hold.policy.ttl());
         self.begin_return(part);
@@ -241,7 +366,7 @@ impl Engine {
 
     /// Drops the callbacks of a guard that ended in time, or reports its loss. The user's code comes
     /// after the name was passed on: it may lock this very name.
-    pub(super) fn run_callbacks(&self, hold: &Arc<Hold>, ending: Ending, callbacks: Callbacks) {
+    fn run_callbacks(&self, hold: &Arc<Hold>, ending: Ending, callbacks: Callbacks) {
         forget(callbacks);
         if !ending.in_time {
             self.notify_lost(hold);
@@ -278,6 +403,65 @@ impl Engine {
                 .notify(|o| o.released(&lock, token, held, result));
         }
     }
+}
+
+/// A release without an answer, with which the keeper's threads go on.
+struct LeftRelease<'a> {
+    acquired: &'a Acquired,
+    ending: Ending,
+    news: Receiver<ReleaseNews>,
+    /// When the holder stops to wait for the answer.
+    until: HostInstant,
+    /// When the holder stops to wait if the release has not reached the store.
+    until_if_not_sent: HostInstant,
+    /// The error that the holder gets then. `None` if no request has failed yet.
+    error: Option<Error>,
+    /// Whether it is that of the first request. If the lock is gone when it is repeated, that request may be the cause: a
+    /// store can end the session on which it failed.
+    is_first: bool,
+}
+
+impl<'a> LeftRelease<'a> {
+    /// Makes the release of a guard that began at `began`, and what the keeper's threads get.
+    fn new(
+        acquired: &'a Acquired,
+        ending: Ending,
+        began: HostInstant,
+    ) -> (Box<UnreleasedGuard>, Self) {
+        let (holder, news) = channel();
+        let guard = Box::new(UnreleasedGuard {
+            acquired: acquired.clone(),
+            ending,
+            holder: Some(holder),
+        });
+        let until = release_deadline(&acquired.hold, began);
+        let left = Self {
+            acquired,
+            ending,
+            news,
+            until,
+            until_if_not_sent: until.min(began + ATTEMPT_LIMIT),
+            error: None,
+            is_first: false,
+        };
+        (guard, left)
+    }
+
+    /// Notes why the release has no answer yet; `is_first` if that is the error of its first request.
+    fn fail(&mut self, error: Error, is_first: bool) {
+        if self.error.is_none() {
+            self.until = self.until_if_not_sent;
+            (self.error, self.is_first) = (Some(error), is_first);
+        }
+    }
+}
+
+fn dropped(acquired: &Acquired, ending: Ending) -> Box<UnreleasedGuard> {
+    Box::new(UnreleasedGuard {
+        acquired: acquired.clone(),
+        ending,
+        holder: None,
+    })
 }
 
 /// Drops callbacks that are not called any more: what they captured is the user's code.
