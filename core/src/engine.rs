@@ -130,7 +130,7 @@ impl Engine {
         settings: Settings,
         clock: Arc<dyn Clock>,
         notifier: Notifier,
-    ) -> Arc<Shared> {
+    ) -> Arc<EngineOwner> {
         let queue = {
             let (clock, settings) = (Arc::clone(&clock), settings.clone());
             let hand_over = move |hold: &Hold, terms| hold.hand_over(terms, clock.now(), &settings);
@@ -161,7 +161,7 @@ impl Engine {
             outage_reports: OutageReports::default(),
         });
         engine.provider.watch_leases(engine.lease_verifier());
-        Arc::new(Shared(engine))
+        Arc::new(EngineOwner(engine))
     }
 
     /// Returns how much earlier than the store a guard calls itself lost.
@@ -190,10 +190,10 @@ impl Engine {
 
 /// What the clones of a keeper share. The drop of the last clone waits for the releases of dropped
 /// guards, at most as long as a request takes.
-pub(crate) struct AwaitReleases(Arc<Shared>);
+pub(crate) struct AwaitReleases(Arc<EngineOwner>);
 
 impl AwaitReleases {
-    pub(crate) fn new(engine: &Arc<Shared>) -> Arc<Self> {
+    pub(crate) fn new(engine: &Arc<EngineOwner>) -> Arc<Self> {
         Arc::new(Self(Arc::clone(engine)))
     }
 }
@@ -205,10 +205,10 @@ impl Drop for AwaitReleases {
     }
 }
 
-/// The engine as keepers and guards share it: it ends with the last of them.
-pub(crate) struct Shared(Arc<Engine>);
+/// Owns the engine for its keepers and guards, which share it: the engine ends with the last of them.
+pub(crate) struct EngineOwner(Arc<Engine>);
 
-impl Deref for Shared {
+impl Deref for EngineOwner {
     type Target = Arc<Engine>;
 
     fn deref(&self) -> &Arc<Engine> {
@@ -216,7 +216,7 @@ impl Deref for Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for EngineOwner {
     fn drop(&mut self) {
         self.collect_owed();
         if !self

@@ -21,7 +21,7 @@ use crate::capabilities::{Capabilities, Capability};
 use crate::contract::admin::Admin;
 use crate::contract::provider::{Released, Usage};
 use crate::engine::hold::acquired::Acquired;
-use crate::engine::{AwaitReleases, Shared};
+use crate::engine::{AwaitReleases, EngineOwner};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::guard::LockGuard;
 use crate::keeper::ticket::Ticket;
@@ -57,7 +57,7 @@ use offset_admin::OffsetAdmin;
 /// store call that is under way, for 100 ms at most.
 #[derive(Clone)]
 pub struct LockKeeper {
-    pub(crate) engine: Arc<Shared>,
+    pub(crate) engine: Arc<EngineOwner>,
     /// Dropped with the last clone.
     pub(crate) _await_releases: Arc<AwaitReleases>,
     pub(crate) admin: Option<OffsetAdmin>,

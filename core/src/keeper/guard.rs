@@ -8,7 +8,7 @@ use crate::capabilities::Capability;
 use crate::contract::provider::{Released, Renewal};
 use crate::engine::hold::HoldState;
 use crate::engine::hold::acquired::Acquired;
-use crate::engine::{Engine, Shared};
+use crate::engine::{Engine, EngineOwner};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::lost_signal::LostSignal;
 use crate::keeper::proof::CommitProof;
@@ -47,13 +47,13 @@ use crate::token::FencingToken;
 /// ```
 #[must_use = "a guard that is dropped at once releases the lock at once"]
 pub struct LockGuard {
-    engine: Arc<Shared>,
+    engine: Arc<EngineOwner>,
     pub(crate) acquired: Acquired,
     is_released: bool,
 }
 
 impl LockGuard {
-    pub(crate) fn new(engine: Arc<Shared>, acquired: Acquired) -> Self {
+    pub(crate) fn new(engine: Arc<EngineOwner>, acquired: Acquired) -> Self {
         Self {
             engine,
             acquired,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::HostInstant;
 use crate::contract::provider::Released;
-use crate::engine::Shared;
+use crate::engine::EngineOwner;
 use crate::engine::hold::acquired::Acquired;
 use crate::engine::lock_all::AcquiredSet;
 use crate::error::{Error, ErrorKind};
@@ -184,7 +184,7 @@ impl<N: AsLockName> InSet for (N, Mode) {
 pub struct LockGuards {
     /// In the order of their names; at least one.
     guards: Vec<LockGuard>,
-    engine: Arc<Shared>,
+    engine: Arc<EngineOwner>,
     /// Made when it is asked for: each guard calls it back at its end.
     lost_signal: OnceLock<LostSignal>,
 }
