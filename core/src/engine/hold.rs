@@ -287,6 +287,35 @@ impl Hold {
         (0..=self.latest()).filter(|number| !self.is_ended(*number))
     }
 
+    /// Ends the guard that has the hold: from here on nothing is renewed, and no loss is reported. Returns whether the
+    /// lock was held until now; the lease, unless a renewal has it or it was released; and the callbacks, to be dropped
+    /// with no lock held. It takes one lock for everything, since every release comes through here.
+    pub(crate) fn end(&self, now: HostInstant) -> (bool, Option<ErasedLease>, Callbacks) {
+        let mut inside = lock(&self.inside);
+        let in_time = self.deadline.release(now);
+        // The loss of a guard that was lost may still have to be reported.
+        let callbacks = if in_time {
+            std::mem::take(&mut inside.on_lost)
+        } else {
+            Vec::new()
+        };
+        let lease = inside.lease.take(LeaseSlot::Gone);
+        self.notify(&inside);
+        (in_time, lease, callbacks)
+    }
+
+    /// Ends the only guard, whose lease a ticket has now. Returns its callbacks, to be dropped with no lock held. `None`
+    /// if the guard is lost.
+    pub(crate) fn end_detached(&self, now: HostInstant) -> Option<Callbacks> {
+        let mut inside = lock(&self.inside);
+        if !self.deadline.release(now) {
+            return None;
+        }
+        inside.lease = LeaseSlot::Gone;
+        self.notify(&inside);
+        Some(std::mem::take(&mut inside.on_lost))
+    }
+
     /// Takes the callbacks of all guards, to report the loss.
     pub(crate) fn take_callbacks(&self) -> Callbacks {
         std::mem::take(&mut lock(&self.inside).on_lost)

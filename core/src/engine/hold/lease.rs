@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::sync::{MutexGuard, lock};
 
 use super::acquired::UnreleasedGuard;
-use super::{Callbacks, Hold, HoldState, Inside};
+use super::{Hold, HoldState, Inside};
 
 /// What a renewal asked for.
 pub(crate) struct Asked {
@@ -38,7 +38,7 @@ pub(super) enum LeaseSlot {
 impl LeaseSlot {
     /// Takes the lease out if it is here, and leaves `instead`.
     #[inline(always)] // As in `release.rs`.
-    fn take(&mut self, instead: LeaseSlot) -> Option<ErasedLease> {
+    pub(super) fn take(&mut self, instead: LeaseSlot) -> Option<ErasedLease> {
         match std::mem::replace(self, instead) {
             LeaseSlot::Here(lease) => Some(lease),
             other => {
@@ -165,35 +165,6 @@ impl Hold {
             return Ok(());
         }
         Err((guard, inside.lease.take(LeaseSlot::Gone)))
-    }
-
-    /// Ends the only guard, whose lease a ticket has now. Returns its callbacks, to be dropped with no lock held. `None`
-    /// if the guard is lost.
-    pub(crate) fn end_detached(&self, now: HostInstant) -> Option<Callbacks> {
-        let mut inside = lock(&self.inside);
-        if !self.deadline.release(now) {
-            return None;
-        }
-        inside.lease = LeaseSlot::Gone;
-        self.notify(&inside);
-        Some(std::mem::take(&mut inside.on_lost))
-    }
-
-    /// Ends the guard that has the hold: from here on nothing is renewed, and no loss is reported. Returns whether the
-    /// lock was held until now; the lease, unless a renewal has it or it was released; and the callbacks, to be dropped
-    /// with no lock held. It takes one lock for everything, since every release comes through here.
-    pub(crate) fn end(&self, now: HostInstant) -> (bool, Option<ErasedLease>, Callbacks) {
-        let mut inside = lock(&self.inside);
-        let in_time = self.deadline.release(now);
-        // The loss of a guard that was lost may still have to be reported.
-        let callbacks = if in_time {
-            std::mem::take(&mut inside.on_lost)
-        } else {
-            Vec::new()
-        };
-        let lease = inside.lease.take(LeaseSlot::Gone);
-        self.notify(&inside);
-        (in_time, lease, callbacks)
     }
 }
 
