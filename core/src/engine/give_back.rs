@@ -54,7 +54,7 @@ impl Engine {
         lost_reply: Option<Error>,
     ) {
         let (part, ttl) = (guard.acquired.hold.part, guard.acquired.hold.policy.ttl());
-        self.begin_return(part);
+        self.count_release(part);
         let (guard, lease) = match lease {
             Some(lease) => (guard, Some(lease)),
             None => {
@@ -83,7 +83,7 @@ impl Engine {
         let Unwanted { lease, guard } = unwanted;
         // The release for a guard has been counted.
         if guard.is_none() {
-            self.begin_return(lease.part);
+            self.count_release(lease.part);
         }
         let release = Release::new(lease.part, self.clock.now() + ttl, guard);
         self.start_release(lease, release);
@@ -132,12 +132,12 @@ impl Engine {
             self.start_sender(release.part, next);
         }
         let Some(guard) = release.guard else {
-            return self.finish_return(release.part);
+            return self.uncount_release(release.part);
         };
         self.pass_on(guard.acquired.hold.key(), guard.ending);
         match &guard.holder {
             Some(holder) => {
-                self.finish_return(release.part);
+                self.uncount_release(release.part);
                 // An error: the holder has stopped to wait, and has reported that.
                 let _ = holder.send(ReleaseNews::Ended(answer));
             }
@@ -152,7 +152,7 @@ impl Engine {
     fn report_dropped(&self, guard: &UnreleasedGuard, answer: Result<Released, Error>) {
         // The observer has the error.
         let _ = self.report_end(&guard.acquired, guard.ending, answer);
-        self.finish_return(guard.acquired.hold.part);
+        self.uncount_release(guard.acquired.hold.part);
     }
 
     /// Frees what the head's attempt may have been granted. Then the next thread may request the name.
@@ -162,7 +162,7 @@ impl Engine {
         store_error: Option<Error>,
         attempt: Attempt,
     ) {
-        self.begin_return(part);
+        self.count_release(part);
         self.queue.keep(key, store_error);
         self.start_return(Return::Attempt(part, attempt));
     }
@@ -213,7 +213,7 @@ impl Engine {
 
     fn end_abandoned(&self, part: usize, attempt: &Attempt) {
         self.queue.released(attempt.key());
-        self.finish_return(part);
+        self.uncount_release(part);
     }
 
     /// Asks the store to release a lease until it answers, or has ended the lease by itself.
@@ -301,7 +301,7 @@ impl Engine {
                 }
             }
             Reply::UnderWay(entry) => {
-                self.begin_return(part);
+                self.count_release(part);
                 let release = Release::new(part, self.clock.now() + request.ttl, None);
                 self.leave(&entry, Settlement::Release(release));
             }

@@ -93,15 +93,15 @@ impl Parts {
 
 impl Engine {
     /// Counts a release that no caller waits for.
-    pub(super) fn begin_return(&self, part: usize) {
+    pub(super) fn count_release(&self, part: usize) {
         let (releases, now) = (&self.parts.get(part).releases, self.clock.now());
         if releases.count.fetch_add(1, Ordering::SeqCst) == 0 {
             releases.since.store(now.as_nanos(), Ordering::Relaxed);
         }
     }
 
-    /// Ends what [`begin_return`](Self::begin_return) has begun: the store has answered.
-    pub(super) fn finish_return(&self, part: usize) {
+    /// Takes a release off the count: the store has answered.
+    pub(super) fn uncount_release(&self, part: usize) {
         let (releases, now) = (&self.parts.get(part).releases, self.clock.now());
         releases.count.fetch_sub(1, Ordering::SeqCst);
         releases.since.store(now.as_nanos(), Ordering::Relaxed);

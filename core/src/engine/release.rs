@@ -136,7 +136,7 @@ impl Engine {
         number: u64,
     ) {
         let (part, key) = (acquired.hold.part, acquired.hold.key());
-        let release = self.begin_release(dropped(acquired, ending));
+        let release = self.new_release(dropped(acquired, ending));
         sent.deadline = release.end_from(self.clock.now());
         let (request, settlement) = (Request::Lease(sent), Settlement::Release(release.sent()));
         let owed = Entry::unattended(request, settlement);
@@ -229,7 +229,7 @@ impl Engine {
             let (unreleased, may_send) = unreleased(acquired, ending, now);
             match lease {
                 Some(lease) if may_send => {
-                    let release = self.begin_release(unreleased);
+                    let release = self.new_release(unreleased);
                     sent.push(self.unattended(lease, release));
                 }
                 lease => self.release_later(lease, unreleased, None),
@@ -295,7 +295,7 @@ impl Engine {
         let (guard, mut left) = LeftRelease::new(acquired, ending, began);
         match under_way {
             Some(entry) => {
-                let release = self.begin_release(guard);
+                let release = self.new_release(guard);
                 self.leave(&entry, Settlement::Release(release));
             }
             None => {
@@ -349,11 +349,11 @@ impl Engine {
         self.report_end(acquired, ending, answer)
     }
 
-    /// Begins the release of a guard's lease that no caller waits for.
-    fn begin_release(&self, guard: Box<UnreleasedGuard>) -> Release {
+    /// Makes the release of a guard's lease that no caller waits for, and counts it.
+    fn new_release(&self, guard: Box<UnreleasedGuard>) -> Release {
         let hold = &guard.acquired.hold;
         let (part, until) = (hold.part, self.clock.now() + hold.policy.ttl());
-        self.begin_return(part);
+        self.count_release(part);
         Release::new(part, until, Some(guard))
     }
 
