@@ -5,9 +5,11 @@ use std::slice;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::contract::batch::{Operation, ReleaseDispatch, foreign_lease};
+use crate::contract::batch::{
+    AttemptRequest, Operation, ReleaseDispatch, ReleaseRequest, RenewRequest,
+};
 use crate::contract::provider::{
-    AcquireRequest, ErasedLease, Grant, LeaseId, LockProvider, StoreInfo,
+    AcquireRequest, ErasedLease, Grant, LeaseId, LockProvider, Released, Renewal, StoreInfo,
 };
 use crate::contract::sql::Proof;
 use crate::contract::verifier::LeaseVerifier;
@@ -240,13 +242,80 @@ impl<B: Backend> LockProvider for B {
     }
 }
 
+impl<'a> Operation<'a, ErasedLease> {
+    /// Returns the same operation for a lease of type `L`, and where its answer goes. If the lease has
+    /// another type, sets an error as the answer, and returns `None`.
+    fn downcast<'s, L: Send + fmt::Debug + 'static>(
+        &'s mut self,
+    ) -> Option<(Operation<'s, L>, Answer<'s>)>
+    where
+        'a: 's,
+    {
+        match self {
+            Operation::Acquire(it) => {
+                let attempt = AttemptRequest {
+                    request: it.request,
+                    deadline: it.deadline,
+                    answer: None,
+                };
+                Some((Operation::Acquire(attempt), Answer::Acquire(&mut it.answer)))
+            }
+            Operation::Renew(it) => {
+                let Some(lease) = it.lease.downcast_mut() else {
+                    it.answer = Some(Err(foreign_lease()));
+                    return None;
+                };
+                let renewal = RenewRequest::new(lease, it.ttl, it.deadline);
+                Some((Operation::Renew(renewal), Answer::Renew(&mut it.answer)))
+            }
+            Operation::Release(it) => {
+                let Some(lease) = it.lease.downcast_mut() else {
+                    it.answer = Some(Err(foreign_lease()));
+                    return None;
+                };
+                let release = ReleaseRequest {
+                    sent: it.sent.take(),
+                    ..ReleaseRequest::new(lease, it.deadline)
+                };
+                Some((Operation::Release(release), Answer::Release(&mut it.answer)))
+            }
+        }
+    }
+}
+
+/// The field for the answer of an operation.
+enum Answer<'s> {
+    Acquire(&'s mut Option<Result<Option<Grant<ErasedLease>>, Error>>),
+    Renew(&'s mut Option<Result<Renewal, Error>>),
+    Release(&'s mut Option<Result<Released, Error>>),
+}
+
+impl Answer<'_> {
+    /// Takes the answer of the operation that was [downcast](Operation::downcast).
+    fn take<L: Send + fmt::Debug + 'static>(self, operation: Operation<'_, L>) {
+        match (self, operation) {
+            (Answer::Acquire(answer), Operation::Acquire(it)) => {
+                let erase = |grant: Option<Grant<L>>| grant.map(|it| it.map(ErasedLease::new));
+                *answer = it.answer.map(|answer| answer.map(erase));
+            }
+            (Answer::Renew(answer), Operation::Renew(it)) => *answer = it.answer,
+            (Answer::Release(answer), Operation::Release(it)) => *answer = it.answer,
+            _ => {}
+        }
+    }
+}
+
+fn foreign_lease() -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        "the lease belongs to another type of provider; give each provider its own leases",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::capabilities::Capabilities;
-    use crate::contract::batch::RenewRequest;
-    use crate::contract::provider::{Released, Renewal};
-    use crate::error::ErrorKind;
 
     #[derive(Debug)]
     struct Store;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::contract::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
+use crate::contract::provider::{AcquireRequest, Grant, Released, Renewal};
 use crate::error::{Error, ErrorKind};
 
 /// One operation of a [`Backend::batch`](crate::Backend::batch): the request, and a field for its
@@ -193,77 +193,7 @@ impl<L> Operation<'_, L> {
     }
 }
 
-impl<'a> Operation<'a, ErasedLease> {
-    /// Returns the same operation for a lease of type `L`, and where its answer goes. If the lease has
-    /// another type, sets an error as the answer, and returns `None`.
-    pub(crate) fn downcast<'s, L: Send + fmt::Debug + 'static>(
-        &'s mut self,
-    ) -> Option<(Operation<'s, L>, Answer<'s>)>
-    where
-        'a: 's,
-    {
-        match self {
-            Operation::Acquire(it) => {
-                let attempt = AttemptRequest {
-                    request: it.request,
-                    deadline: it.deadline,
-                    answer: None,
-                };
-                Some((Operation::Acquire(attempt), Answer::Acquire(&mut it.answer)))
-            }
-            Operation::Renew(it) => {
-                let Some(lease) = it.lease.downcast_mut() else {
-                    it.answer = Some(Err(foreign_lease()));
-                    return None;
-                };
-                let renewal = RenewRequest::new(lease, it.ttl, it.deadline);
-                Some((Operation::Renew(renewal), Answer::Renew(&mut it.answer)))
-            }
-            Operation::Release(it) => {
-                let Some(lease) = it.lease.downcast_mut() else {
-                    it.answer = Some(Err(foreign_lease()));
-                    return None;
-                };
-                let release = ReleaseRequest {
-                    sent: it.sent.take(),
-                    ..ReleaseRequest::new(lease, it.deadline)
-                };
-                Some((Operation::Release(release), Answer::Release(&mut it.answer)))
-            }
-        }
-    }
-}
-
-/// The field for the answer of an operation.
-pub(crate) enum Answer<'s> {
-    Acquire(&'s mut Option<Result<Option<Grant<ErasedLease>>, Error>>),
-    Renew(&'s mut Option<Result<Renewal, Error>>),
-    Release(&'s mut Option<Result<Released, Error>>),
-}
-
-impl Answer<'_> {
-    /// Takes the answer of the operation that was [downcast](Operation::downcast).
-    pub(crate) fn take<L: Send + fmt::Debug + 'static>(self, operation: Operation<'_, L>) {
-        match (self, operation) {
-            (Answer::Acquire(answer), Operation::Acquire(it)) => {
-                let erase = |grant: Option<Grant<L>>| grant.map(|it| it.map(ErasedLease::new));
-                *answer = it.answer.map(|answer| answer.map(erase));
-            }
-            (Answer::Renew(answer), Operation::Renew(it)) => *answer = it.answer,
-            (Answer::Release(answer), Operation::Release(it)) => *answer = it.answer,
-            _ => {}
-        }
-    }
-}
-
 /// Returns the error of an operation that its batch has left without an answer.
 pub(crate) fn no_answer() -> Error {
     Error::new(ErrorKind::Unknown, "the backend gave no answer")
-}
-
-pub(crate) fn foreign_lease() -> Error {
-    Error::new(
-        ErrorKind::Incompatible,
-        "the lease belongs to another type of provider; give each provider its own leases",
-    )
 }
