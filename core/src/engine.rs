@@ -14,7 +14,6 @@ mod holds;
 pub(crate) mod key;
 pub(crate) mod lock_all;
 mod name_state;
-mod names_in_use;
 pub(crate) mod observer;
 pub(crate) mod opening;
 mod parts;

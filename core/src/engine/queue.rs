@@ -4,19 +4,21 @@
 //!
 //! Every change of a name happens under its shard's mutex. The mutex alone decides races, such as a wait that
 //! ends during a hand-over. The queue knows neither time nor store, so a model checker can run all of it.
-//! `tests/model/` compiles this file, `key.rs`, `names_in_use.rs`, `name_state.rs`, `holds.rs` and
-//! `waiter.rs`.
+//! `tests/model/` compiles this file, `key.rs`, `name_state.rs`, `holds.rs` and `waiter.rs`.
 //!
 //! Lock order: a shard, then a waiter's slot. Closures that run under a shard's mutex must not
 //! call the queue.
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 use super::hold::Hold;
 use super::holds::Held;
 use super::key::Key;
 use super::name_state::{Finished, HandOver, NameState};
-use super::names_in_use::NamesInUse;
 use super::waiter::{Given, Served, Unserved, WaitKind, Waiter};
 use crate::error::Error;
+use crate::name::LockName;
 use crate::options::LeaseTerms;
 use crate::sync::{Arc, Mutex, MutexGuard, SHARDS, lock};
 
@@ -30,10 +32,18 @@ pub(crate) struct Queue {
 #[repr(align(64))]
 struct Shard(Mutex<Names>);
 
+/// The names in use of one shard.
 struct Names {
-    in_use: NamesInUse,
+    table: HashTable<Name>,
     /// No hold of this shard is due before this time; may be too early, never too late.
     due: u64,
+}
+
+/// A name that is in use.
+struct Name {
+    name: LockName,
+    is_permit: bool,
+    state: NameState,
 }
 
 /// How a thread enters the queue of a name.
@@ -49,7 +59,7 @@ impl Queue {
     pub(crate) fn new(hand_over: Box<HandOver>) -> Self {
         let shard = |_| {
             Shard(Mutex::new(Names {
-                in_use: NamesInUse::default(),
+                table: HashTable::new(),
                 due: u64::MAX,
             }))
         };
@@ -70,7 +80,7 @@ impl Queue {
     fn change(&self, key: Key<'_>, change: impl FnOnce(&mut NameState, &mut Served)) {
         let mut served = Served::default();
         let mut names = self.names(key);
-        names.in_use.change(key, |state| {
+        names.change(key, |state| {
             change(state, &mut served);
             state.serve(&*self.hand_over, &mut served);
         });
@@ -82,10 +92,10 @@ impl Queue {
     /// first answer, and for no further one if that was a failure.
     pub(crate) fn enter(&self, key: Key<'_>, terms: LeaseTerms, kind: WaitKind) -> Entered {
         let mut names = self.names(key);
-        if let Some(given) = names.in_use.offer(key, terms, kind, &*self.hand_over) {
+        if let Some(given) = names.offer(key, terms, kind, &*self.hand_over) {
             return Entered::Given(given);
         }
-        let Some(state) = names.in_use.find(key) else {
+        let Some(state) = names.find(key) else {
             return Entered::Given(Given::Nothing(Unserved::Silent));
         };
         if kind.ends_at_failure()
@@ -105,9 +115,7 @@ impl Queue {
     /// Returns what a thread gets at once. `None` if it would have to wait in the queue.
     pub(crate) fn enter_free(&self, key: Key<'_>, terms: LeaseTerms) -> Option<Given> {
         let kind = WaitKind::SingleAttempt;
-        self.names(key)
-            .in_use
-            .offer(key, terms, kind, &*self.hand_over)
+        self.names(key).offer(key, terms, kind, &*self.hand_over)
     }
 
     /// Leaves the wait queue because the wait is over or was cancelled. The caller has to deal with
@@ -126,7 +134,7 @@ impl Queue {
     /// Returns why `waiter` gets nothing if its wait ends now.
     pub(crate) fn unserved(&self, key: Key<'_>, waiter: &Waiter) -> Unserved {
         let mut names = self.names(key);
-        let state = names.in_use.find(key);
+        let state = names.find(key);
         state.map_or(Unserved::Silent, |state| unserved_by(state, waiter))
     }
 
@@ -154,7 +162,7 @@ impl Queue {
         let mut served = Served::default();
         let mut names = self.names(key);
         names.due = names.due.min(due);
-        names.in_use.change(key, |state| {
+        names.change(key, |state| {
             state.granted(hold);
             state.serve(&*self.hand_over, &mut served);
         });
@@ -167,19 +175,25 @@ impl Queue {
     pub(crate) fn adopt(&self, key: Key<'_>, hold: Arc<Hold>, due: u64) -> Vec<Arc<Hold>> {
         let mut names = self.names(key);
         names.due = names.due.min(due);
-        names.in_use.adopt(key, hold)
+        match names.entry(key) {
+            Entry::Occupied(mut entry) => entry.get_mut().state.adopt(hold),
+            Entry::Vacant(entry) => {
+                entry.insert(Name::new(key, NameState::resumed(hold)));
+                Vec::new()
+            }
+        }
     }
 
     /// Returns whether a guard of this process has the name.
     pub(crate) fn is_held(&self, key: Key<'_>) -> bool {
         let mut names = self.names(key);
-        names.in_use.find(key).is_some_and(|state| state.is_held())
+        names.find(key).is_some_and(|state| state.is_held())
     }
 
     /// Returns whether a lease of the name is being released to the store.
     pub(crate) fn is_releasing(&self, key: Key<'_>) -> bool {
         let mut names = self.names(key);
-        let state = names.in_use.find(key);
+        let state = names.find(key);
         state.is_some_and(|state| state.is_releasing())
     }
 
@@ -215,7 +229,7 @@ impl Queue {
     /// one, or back to the store.
     pub(crate) fn finish(&self, key: Key<'_>, hold: &Arc<Hold>, number: u32) -> Finished {
         let mut names = self.names(key);
-        let Some(state) = names.in_use.find(key) else {
+        let Some(state) = names.find(key) else {
             return Finished::Detached;
         };
         let mut served = Served::default();
@@ -231,7 +245,13 @@ impl Queue {
     /// Keeps a name that is not in use for a release: of a lease that was lost before its guard ended.
     /// Returns whether it does; [`released`](Self::released) ends that.
     pub(crate) fn begin_release(&self, key: Key<'_>) -> bool {
-        self.names(key).in_use.begin_release(key)
+        match self.names(key).entry(key) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(entry) => {
+                entry.insert(Name::new(key, NameState::releasing()));
+                true
+            }
+        }
     }
 
     /// Takes the name from a hold that is lost, although its guards may still live; the next waiter
@@ -250,7 +270,7 @@ impl Queue {
     pub(crate) fn unpark_all(&self) {
         for shard in &self.shards {
             let names = lock(&shard.0);
-            let waiters = names.in_use.states().flat_map(|state| &state.waiters);
+            let waiters = names.states().flat_map(|state| &state.waiters);
             let waiters: Vec<_> = waiters.cloned().collect();
             drop(names);
             for waiter in waiters {
@@ -263,7 +283,7 @@ impl Queue {
     pub(crate) fn is_idle(&self) -> bool {
         self.shards.iter().all(|shard| {
             let names = lock(&shard.0);
-            names.in_use.states().all(NameState::is_idle)
+            names.states().all(NameState::is_idle)
         })
     }
 
@@ -274,13 +294,79 @@ impl Queue {
         for shard in &self.shards {
             let mut names = lock(&shard.0);
             if names.due <= horizon {
-                let held = names.in_use.states().flat_map(NameState::held);
+                let held = names.states().flat_map(NameState::held);
                 let due = held.map(|held: &Held| poll(&held.hold));
                 names.due = due.min().unwrap_or(u64::MAX);
             }
             next = next.min(names.due);
         }
         next
+    }
+}
+
+impl Names {
+    fn entry(&mut self, key: Key<'_>) -> Entry<'_, Name> {
+        self.table
+            .entry(key.hash(), |used| used.is(key), |used| used.name.hash64())
+    }
+
+    /// Returns what a thread gets at once that comes to a name.
+    #[inline(always)] // As in `release.rs`.
+    fn offer(
+        &mut self,
+        key: Key<'_>,
+        terms: LeaseTerms,
+        kind: WaitKind,
+        hand_over: &HandOver,
+    ) -> Option<Given> {
+        match self.entry(key) {
+            Entry::Occupied(mut entry) => {
+                let state = &mut entry.get_mut().state;
+                match state.waiters.is_empty() {
+                    true => state.offer(terms, kind, hand_over),
+                    false => state.mismatch(terms.mode),
+                }
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(Name::new(key, NameState::asked_for(terms.mode)));
+                Some(Given::HeadPermit)
+            }
+        }
+    }
+
+    fn find(&mut self, key: Key<'_>) -> Option<&mut NameState> {
+        let used = self.table.find_mut(key.hash(), |used| used.is(key))?;
+        Some(&mut used.state)
+    }
+
+    /// Changes the state of a name that is in use, and forgets the name if it is not in use any more.
+    fn change(&mut self, key: Key<'_>, change: impl FnOnce(&mut NameState)) {
+        let used = self.table.find_entry(key.hash(), |used| used.is(key));
+        if let Ok(mut used) = used {
+            let state = &mut used.get_mut().state;
+            change(state);
+            if state.is_unused() {
+                used.remove();
+            }
+        }
+    }
+
+    fn states(&self) -> impl Iterator<Item = &NameState> {
+        self.table.iter().map(|used| &used.state)
+    }
+}
+
+impl Name {
+    fn new(key: Key<'_>, state: NameState) -> Self {
+        Self {
+            name: key.name.clone(),
+            is_permit: key.is_permit,
+            state,
+        }
+    }
+
+    fn is(&self, key: Key<'_>) -> bool {
+        self.is_permit == key.is_permit && self.name == *key.name
     }
 }
 

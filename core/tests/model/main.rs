@@ -27,9 +27,6 @@ mod key;
 #[path = "../../src/engine/name_state.rs"]
 mod name_state;
 
-#[path = "../../src/engine/names_in_use.rs"]
-mod names_in_use;
-
 // The engine uses more of it than this model.
 #[allow(dead_code)]
 #[path = "../../src/engine/waiter.rs"]
