@@ -136,13 +136,18 @@ impl Engine {
         number: u64,
     ) {
         let (part, key) = (acquired.hold.part, acquired.hold.key());
-        let release = self.new_release(dropped(acquired, ending));
+        // The name is passed on below. From then on the queue of the part keeps requests for it behind the release.
+        let passed_on = Ending {
+            keeps_name: false,
+            ..ending
+        };
+        let mut release = self.new_release(dropped(acquired, passed_on));
+        release.is_sent = true;
         sent.deadline = release.end_from(self.clock.now());
-        let (request, settlement) = (Request::Lease(sent), Settlement::Release(release.sent()));
+        let (request, settlement) = (Request::Lease(sent), Settlement::Release(release));
         let owed = Entry::unattended(request, settlement);
         self.end_send(part, Some(number), Some(owed));
         self.timer.note(self.clock.now() + MAX_QUEUED);
-        // What this process asks from here on goes behind the release.
         self.pass_on(key, ending);
     }
 

@@ -261,16 +261,6 @@ impl Release {
     pub(crate) fn end_from(&self, now: HostInstant) -> HostInstant {
         self.until.min(now + RELEASE_LIMIT)
     }
-
-    /// Returns the same release, which was sent and not waited for.
-    pub(crate) fn sent(mut self) -> Self {
-        self.is_sent = true;
-        if let Some(guard) = &mut self.guard {
-            // The queue of its part keeps it.
-            guard.ending.keeps_name = false;
-        }
-        self
-    }
 }
 
 /// What a backend did that panicked.
