@@ -72,7 +72,7 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     pub(crate) clock: Arc<dyn Clock>,
     notifier: Notifier,
-    /// The events of the store that observers receive.
+    /// Names the store in the events that observers receive.
     location: String,
     queue: Queue,
     /// The thread that watches deadlines.
