@@ -1,7 +1,7 @@
 //! Ending a guard, by its drop or by `release()`: its lease goes to the next waiter of the process, or back to the store.
 //!
 //! No thread waits for the release of a dropped guard. If nothing is under way, the guard's own thread sends it. The
-//! store answers at once, or owes the reply, which goes with the next request of the part: see `travel/queue.rs`.
+//! store answers at once, or owes the reply, which goes with the next request of the part: see `travel/request_queue.rs`.
 //! Otherwise the release goes with the next batch. A drop sends nothing if the guard is lost, if a renewal has the lease,
 //! or while the store does not answer. In a forked child it does nothing: the parent has the lock.
 //!

@@ -34,7 +34,7 @@ mod waiter;
 
 // The engine uses more of it than this model.
 #[allow(dead_code)]
-#[path = "../../src/engine/travel/queue.rs"]
+#[path = "../../src/engine/travel/request_queue.rs"]
 mod travel;
 
 mod batches;

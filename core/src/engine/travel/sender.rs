@@ -15,9 +15,11 @@ use crate::sync::lock;
 
 use super::super::threads::MAX_QUEUED;
 use super::super::{Engine, Job, JobKind};
-use super::queue::{NoAnswer, QueuedRequest, RequestQueue, Stopped, Taken, Travel, wake_callers};
 use super::request::{
     Answer, Attempt, AttemptAnswer, Found, LeaseRequest, Release, Request, Settlement,
+};
+use super::request_queue::{
+    NoAnswer, QueuedRequest, RequestQueue, Stopped, Taken, Travel, wake_callers,
 };
 
 /// The queue of a part.
