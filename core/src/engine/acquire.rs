@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
-use crate::contract::provider::{AcquireRequest, GRACE, Pause};
+use crate::contract::provider::{AcquireRequest, GRACE};
 use crate::engine::timer::MAX_SLEEP;
 use crate::error::{Error, ErrorKind};
 use crate::mode::limit_mismatch;
@@ -43,8 +43,6 @@ pub(super) struct Acquisition<'a, 'e> {
     pub(super) part: usize,
     /// When the store showed another holder last.
     pub(super) busy_at: &'a Cell<Option<HostInstant>>,
-    /// Backs off after a failure of the head.
-    pub(super) pause: &'a Pause<'a>,
     /// The caller's own token, without the keeper's.
     pub(super) cancel: Option<&'a CancelToken>,
     report: &'a AcquisitionReport<'a>,
@@ -166,14 +164,6 @@ impl Engine {
             self.queue.contended(key);
             report.contended();
         };
-        let pause = |error: &Error, answered_at| {
-            let says_nothing = error.is_of_name() || error.is_not_sent();
-            let is_unreachable = error.kind() == ErrorKind::Unavailable && !says_nothing;
-            if rides_out && is_unreachable {
-                self.queue.fail(key, false, error);
-            }
-            retry.borrow_mut().pause(error, answered_at)
-        };
         let pause_waiter = |error: &Error, answered_at: Option<HostInstant>| {
             let asked_at = match answered_at {
                 Some(_) => self.clock.now(),
@@ -183,7 +173,8 @@ impl Engine {
             if !token.is_cancelled() {
                 self.note_failed_attempt(part, asked_at, end, error);
             }
-            pause(error, answered_at)
+            self.fail_head(key, rides_out, error);
+            retry.borrow_mut().pause(error, answered_at)
         };
         let acquisition = Acquisition {
             engine: self,
@@ -194,7 +185,6 @@ impl Engine {
             retry: &retry,
             part,
             busy_at: &busy_at,
-            pause: &pause,
             cancel: options.cancel.as_ref(),
             request: AcquireRequest {
                 name,

@@ -98,13 +98,24 @@ impl Acquisition<'_, '_> {
                 }
                 Err(error) => error,
             };
-            let paused = (self.pause)(&error, request.answered_at.get());
+            engine.fail_head(self.key, self.rides_out, &error);
+            let answered_at = request.answered_at.get();
+            let paused = self.retry.borrow_mut().pause(&error, answered_at);
             paused.map_err(|error| self.retry.borrow_mut().last(error))?;
         }
     }
 }
 
 impl Engine {
+    /// Records that the store is unreachable for the head, which goes on, if this error says so.
+    pub(super) fn fail_head(&self, key: Key<'_>, rides_out: bool, error: &Error) {
+        let says_nothing = error.is_of_name() || error.is_not_sent();
+        let is_unreachable = error.kind() == ErrorKind::Unavailable && !says_nothing;
+        if rides_out && is_unreachable {
+            self.queue.fail(key, false, error);
+        }
+    }
+
     /// Makes a hold of a grant. `None` if the lease had ended before its grant was seen.
     #[inline(always)] // As in `release.rs`.
     pub(super) fn confirm_grant(
