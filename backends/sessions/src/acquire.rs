@@ -11,11 +11,10 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireRequest, AttemptRequest, Error, Grant, HostInstant, Operation};
 use lockkeeper_remote::{Backoff, Failure, LAST_ATTEMPT, PooledConn, WaitPermit, no_time, pause};
 
-use crate::attempt::{Made, cancellable};
 use crate::connection::{SessionConnection, SessionName};
 use crate::lease::SessionLease;
 use crate::requests::{Replies, Requests};
-use crate::store::SessionStore;
+use crate::store::{Made, SessionStore, cancellable};
 
 /// The first pause between two attempts while no connection is free to wait on; it doubles up to
 /// [`LONGEST_PAUSE`].

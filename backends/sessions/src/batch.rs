@@ -14,13 +14,12 @@ use lockkeeper_core::{
 };
 use lockkeeper_remote::{Failure, Found, PooledConn, no_time, unknown};
 
-use crate::attempt::Made;
 use crate::connection::{SessionConnection, SessionName};
 use crate::detached::Call;
 use crate::lease::SessionLease;
 use crate::requests::{Replies, Requests};
 use crate::session::Session;
-use crate::store::{Sent, SessionStore};
+use crate::store::{Made, Sent, SessionStore};
 
 /// An attempt of the batch.
 struct Try<'a, 'b, C: SessionConnection> {

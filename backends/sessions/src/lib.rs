@@ -47,7 +47,6 @@
 
 mod abandoned;
 mod acquire;
-mod attempt;
 mod batch;
 mod connection;
 mod detached;

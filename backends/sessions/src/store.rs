@@ -1,4 +1,5 @@
-//! The parts that a provider and its leases share.
+//! The store of a provider: its pool of connections, and a connection that becomes a session by the first request for a
+//! name.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,16 +7,18 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    CancelToken, Capabilities, Capability, Clock, Error, HostInstant, LeaseVerifier,
-    ReleaseDispatch, SentRelease, Usage,
+    AcquireRequest, CancelToken, Capabilities, Capability, Clock, Error, Grant, HostInstant,
+    LeaseVerifier, ReleaseDispatch, SentRelease, Usage,
 };
-use lockkeeper_remote::{Failure, Pool, PooledConn, RemoteOptions, unknown};
+use lockkeeper_remote::{Failure, Pool, PooledConn, RemoteOptions, unknown, until_cancelled};
 
 use crate::connection::SessionConnection;
 use crate::lease::SessionLease;
 use crate::link::LinkShared;
 use crate::registry::Sessions;
+use crate::requests::{Attempted, Requests};
 use crate::session::Session;
+use crate::state::Entry;
 
 /// The pause between two checks whether a session has ended.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
@@ -50,6 +53,14 @@ impl<C: SessionConnection> fmt::Debug for SessionStore<C> {
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
+}
+
+/// Attempts that were made on a session.
+pub(crate) struct Made<C: SessionConnection> {
+    pub(crate) session: Arc<Session<C>>,
+    pub(crate) attempted: Vec<Attempted>,
+    /// A time before the names were requested.
+    pub(crate) asked_at: HostInstant,
 }
 
 impl<C: SessionConnection> SessionStore<C> {
@@ -107,6 +118,89 @@ impl<C: SessionConnection> SessionStore<C> {
         self.sessions.verifiers.add(verifier);
     }
 
+    /// Returns whether new names share the existing sessions. Half of the pool is for waits.
+    pub(crate) fn shares(&self) -> bool {
+        let most = usize::try_from(self.options.pool_size / 2).unwrap_or(usize::MAX);
+        self.sessions.count() >= most.max(1)
+    }
+
+    /// Makes attempts of one ttl on a connection without names, which becomes a session.
+    pub(crate) fn try_on_slot(
+        &self,
+        slot: PooledConn<C>,
+        requests: &Requests<C::Name>,
+        idle: Duration,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Made<C>, Failure> {
+        let session = self.open_session(slot, requests, idle, until, cancel)?;
+        let asked_at = self.clock.now();
+        let ask =
+            |connection: &mut _| cancellable(connection, cancel, |it| session.ask(it, requests));
+        let replies = self
+            .sessions
+            .call_first(&session, requests, || self.left(until), ask)?;
+        Ok(Made {
+            session,
+            attempted: replies.attempted,
+            asked_at,
+        })
+    }
+
+    /// Makes a session from a slot's connection, for the names that are requested next. Connects if the slot has
+    /// no connection.
+    pub(crate) fn open_session(
+        &self,
+        mut slot: PooledConn<C>,
+        requests: &Requests<C::Name>,
+        idle: Duration,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Arc<Session<C>>, Failure> {
+        let opened = self.run(&mut slot, until, cancel, |connection| {
+            match connection.check_start() {
+                // The connection is still good.
+                Err(refused @ Failure::Refused(_)) => return Ok(Err(refused)),
+                checked => checked?,
+            }
+            cancellable(connection, cancel, |it| it.set_idle(idle))?;
+            Ok(Ok(connection.session()))
+        });
+        let id = opened??;
+        let names = requests.attempts.iter().cloned();
+        let session = Session::new(slot, id, idle, names, &self.sessions.verifiers);
+        Ok(Arc::new(session))
+    }
+
+    /// Records what the session was granted.
+    pub(crate) fn grant(
+        &self,
+        made: &Made<C>,
+        request: &AcquireRequest<'_>,
+        name: C::Name,
+        epoch: u64,
+    ) -> Grant<SessionLease<C>> {
+        let since = self.clock.now();
+        let until = since + request.ttl();
+        let granted = Some((epoch, since));
+        self.sessions
+            .set(&made.session, &name, Entry { granted, until });
+        // The session takes more names from now on.
+        self.pool.recheck();
+        let session = Arc::clone(&made.session);
+        let lease = SessionLease {
+            session,
+            name,
+            epoch,
+        };
+        Grant {
+            lease,
+            epoch,
+            asked_at: made.asked_at,
+            slot: 0,
+        }
+    }
+
     /// Sends a release: see [`Backend::send_release`](lockkeeper_core::Backend::send_release).
     pub fn send_release(&self, lease: &SessionLease<C>) -> ReleaseDispatch {
         let SessionLease {
@@ -122,21 +216,6 @@ impl<C: SessionConnection> SessionStore<C> {
                 is_taken: false,
             })),
         }
-    }
-
-    /// Runs `work` on a connection of the pool that holds no name, until `deadline`.
-    ///
-    /// # Errors
-    /// No connection is free or can be opened, or the error of `work`.
-    pub fn run_apart<T>(
-        &self,
-        deadline: HostInstant,
-        work: impl FnMut(&mut C) -> Result<T, Failure>,
-    ) -> Result<T, Error> {
-        let slot = self.pool.checkout(self.left(deadline), None);
-        slot.ok_or_else(|| self.exhausted())
-            .and_then(|mut slot| self.run(&mut slot, deadline, None, work))
-            .map_err(Failure::into_error)
     }
 
     /// Ends a session if it holds a name, and waits until the name is free. Only the session itself can free a single name
@@ -169,6 +248,21 @@ impl<C: SessionConnection> SessionStore<C> {
         Ok(true)
     }
 
+    /// Runs `work` on a connection of the pool that holds no name, until `deadline`.
+    ///
+    /// # Errors
+    /// No connection is free or can be opened, or the error of `work`.
+    pub fn run_apart<T>(
+        &self,
+        deadline: HostInstant,
+        work: impl FnMut(&mut C) -> Result<T, Failure>,
+    ) -> Result<T, Error> {
+        let slot = self.pool.checkout(self.left(deadline), None);
+        slot.ok_or_else(|| self.exhausted())
+            .and_then(|mut slot| self.run(&mut slot, deadline, None, work))
+            .map_err(Failure::into_error)
+    }
+
     /// Returns the failure of a caller that found no slot in the pool.
     pub(crate) fn exhausted(&self) -> Failure {
         let hold = self.sessions.count();
@@ -180,7 +274,7 @@ impl<C: SessionConnection> SessionStore<C> {
     }
 
     /// Runs `work` on the connection of a slot, which is opened if there is none: see [`PooledConn::run`].
-    pub(crate) fn run<T>(
+    fn run<T>(
         &self,
         slot: &mut PooledConn<C>,
         until: HostInstant,
@@ -201,12 +295,20 @@ impl<C: SessionConnection> SessionStore<C> {
         let left = until.saturating_since(self.clock.now());
         left.min(self.options.response_timeout)
     }
+}
 
-    /// Returns whether new names share the existing sessions. Half of the pool is for waits.
-    pub(crate) fn shares(&self) -> bool {
-        let most = usize::try_from(self.options.pool_size / 2).unwrap_or(usize::MAX);
-        self.sessions.count() >= most.max(1)
-    }
+/// Runs `work` on a connection that holds no name. A cancel closes the connection, and so ends the work.
+pub(crate) fn cancellable<C: SessionConnection, T>(
+    connection: &mut C,
+    cancel: Option<&CancelToken>,
+    work: impl FnOnce(&mut C) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    // After the work, a cancel in another thread must not close the connection, since other names may use it.
+    let close = connection.canceller();
+    let result = until_cancelled(cancel, Some(close), || work(connection));
+    // The reply may have granted a name just before the cancel.
+    connection.link_mut().is_in_doubt |= matches!(result, Err(Failure::Unanswered(_)));
+    result
 }
 
 /// A release that was sent and not waited for: the session owes the reply, which the next batch reads. If this is dropped
