@@ -15,7 +15,7 @@ use lockkeeper_core::{
 use lockkeeper_remote::{Failure, Found, PooledConn, no_time, unknown};
 
 use crate::connection::{SessionConnection, SessionName};
-use crate::detached::Call;
+use crate::detached::Pending;
 use crate::lease::SessionLease;
 use crate::requests::{Replies, Requests};
 use crate::session::Session;
@@ -338,7 +338,7 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
         requests: Requests<C::Name>,
         limits: &Limits<'_>,
         is_only: bool,
-    ) -> Call<Replies> {
+    ) -> Pending<Replies> {
         if is_only
             && limits.cancel.is_none()
             && (requests.checks.is_empty() || requests.count() == 1)
@@ -349,7 +349,7 @@ impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
             };
             let left = || until.saturating_since(store.clock.now());
             if let Some(result) = store.sessions.call_alone(&self.session, &requests, left) {
-                return Call::Done(result);
+                return Pending::Done(result);
             }
         }
         let left = limits.until.saturating_since(store.clock.now());

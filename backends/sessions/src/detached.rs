@@ -23,13 +23,13 @@ const SLICE: Duration = Duration::from_millis(20);
 /// How long a thread without a call stays for the next one.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// A call, done on the caller's thread or started on another.
-pub(crate) enum Call<T> {
+/// The result of a call: there already, or to come from another thread.
+pub(crate) enum Pending<T> {
     Done(Result<T, Failure>),
     Started(Receiver<Result<T, Failure>>),
 }
 
-impl<T> Call<T> {
+impl<T> Pending<T> {
     /// Returns the result if it is there within `left`, and before a cancel.
     pub(crate) fn reply(self, left: Duration, cancel: Option<&CancelToken>) -> Result<T, Failure> {
         let reply = match self {

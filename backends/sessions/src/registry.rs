@@ -12,7 +12,7 @@ use lockkeeper_remote::{Failure, RemoteOptions, Server, SocketWatch};
 
 use crate::abandoned::AbandonedSessions;
 use crate::connection::SessionConnection;
-use crate::detached::{Call, DetachedCalls};
+use crate::detached::{DetachedCalls, Pending};
 use crate::link::{LinkShared, SessionEvent};
 use crate::requests::{Attempted, Replies, Requests};
 use crate::session::Session;
@@ -288,7 +288,7 @@ impl<C: SessionConnection> Sessions<C> {
         session: &Arc<Session<C>>,
         requests: Requests<C::Name>,
         limit: Duration,
-    ) -> Call<Replies> {
+    ) -> Pending<Replies> {
         let requests = Arc::new(requests);
         let limit = match requests.attempts.len() == requests.count() {
             true => limit,
@@ -304,11 +304,11 @@ impl<C: SessionConnection> Sessions<C> {
             }
         });
         match started {
-            Ok(reply) => Call::Started(reply),
+            Ok(reply) => Pending::Started(reply),
             Err(failure) => {
                 let failed = Err(failure);
                 self.apply(session, &requests, &failed);
-                Call::Done(failed)
+                Pending::Done(failed)
             }
         }
     }
