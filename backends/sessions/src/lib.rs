@@ -53,9 +53,9 @@ mod detached;
 mod driver;
 mod lease;
 mod link;
-mod registry;
 mod requests;
 mod session;
+mod sessions;
 mod state;
 mod store;
 
@@ -63,6 +63,6 @@ pub use connection::{SessionConnection, SessionName};
 pub use driver::{TlsNames, driver_options};
 pub use lease::SessionLease;
 pub use link::{LinkShared, SessionLink};
-pub use registry::Sessions;
 pub use requests::{Attempted, Replies, Requests};
+pub use sessions::Sessions;
 pub use store::SessionStore;

@@ -15,9 +15,9 @@ use lockkeeper_remote::{Failure, Pool, PooledConn, RemoteOptions, unknown, until
 use crate::connection::SessionConnection;
 use crate::lease::SessionLease;
 use crate::link::LinkShared;
-use crate::registry::Sessions;
 use crate::requests::{Attempted, Requests};
 use crate::session::Session;
+use crate::sessions::Sessions;
 use crate::state::Entry;
 
 /// The pause between two checks whether a session has ended.
