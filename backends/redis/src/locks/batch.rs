@@ -209,11 +209,11 @@ impl Locks {
                 for call in calls.iter_mut().filter(|call| !call.is_sent()) {
                     call.state = State::Unanswered;
                 }
-                exchange::run(&node, &mut calls, way, sent, latest, None);
+                exchange::run_on_node(&node, &mut calls, way, sent, latest, None);
                 let now = self.clock.now();
                 let repeated = calls.iter_mut().map(|call| call.repeat_renewal(now));
                 if repeated.fold(false, |any, repeats| any | repeats) {
-                    exchange::run(&node, &mut calls, way, None, latest, None);
+                    exchange::run_on_node(&node, &mut calls, way, None, latest, None);
                 }
                 // After a fail-over a node of a cluster has leases that it did not grant.
                 if calls.iter().any(|call| call.is_live()) {

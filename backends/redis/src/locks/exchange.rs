@@ -42,7 +42,7 @@ impl Way {
 /// need.
 ///
 /// A cancel closes the connection, and so ends the calls.
-pub(super) fn run(
+pub(super) fn run_on_node(
     node: &Node,
     calls: &mut [&mut Call<'_>],
     way: Way,

@@ -167,7 +167,7 @@ fn attempt(
     call: &mut Call<'_>,
     request: &AcquireRequest<'_>,
 ) -> Result<Answer, Failure> {
-    exchange::run(
+    exchange::run_on_node(
         node,
         &mut [call],
         Way::Owner,
@@ -184,7 +184,7 @@ pub(super) fn leave(node: &Node, key: &str, waiter: &str) {
     // It is shorter than the tenth of a second within which a cancel returns.
     let until = node.clock.now() + LAST_ATTEMPT / 2;
     let mut call = Call::leave(key, waiter, until);
-    exchange::run(node, &mut [&mut call], Way::Owner, None, until, None);
+    exchange::run_on_node(node, &mut [&mut call], Way::Owner, None, until, None);
 }
 
 /// An entry in the wait queue of a name, removed on every way out.
