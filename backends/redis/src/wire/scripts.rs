@@ -12,9 +12,10 @@
 //! waiter leaves the queue, and the name is reserved for it for [`RESERVED_MS`]. Meanwhile other callers find the
 //! name busy.
 //!
-//! One key keeps the last epoch of a namespace. It never expires, since a lock may live for any time.
-//! It is not among the `KEYS` of a script, since it has another slot than the lock. A node that has
-//! all slots runs the script nevertheless.
+//! One key keeps the last epoch of a namespace; in a cluster, one of each bucket of names: see
+//! [`keys`](crate::wire::keys). It never expires, since a lock may live for any time. On one server it is not among the
+//! `KEYS` of a script, since it has another slot than the lock; a node that has all slots runs the script nevertheless. In
+//! a cluster it is, and has the lock's slot.
 //!
 //! The scripts mint microseconds, and Rust makes epochs of them, since a Lua number is exact only up to 2^53. A
 //! single lease is a string, since SET NX PX is one command, and a sorted set needs two more. MGET reads it, since
