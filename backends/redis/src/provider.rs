@@ -1,4 +1,4 @@
-//! The provider.
+//! The provider: what users open. It says what the store is and can do, and forwards the verbs to [`Locks`].
 
 use std::sync::Arc;
 use std::time::Duration;
