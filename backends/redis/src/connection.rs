@@ -1,9 +1,9 @@
 //! One connection to a server, and requests on it.
 
 pub(crate) mod access;
-pub(crate) mod link;
 pub(crate) mod supplied;
 
+use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{
-    Failure, OpenConnection, RestartGrace, Server, nothing_granted, senseless,
+    Failure, OpenConnection, RestartGrace, Server, Stream, is_quiet, nothing_granted, senseless,
 };
-use redis::{Cmd, InfoDict, RedisError, Value, cmd};
+use redis::{Cmd, InfoDict, Parser, RedisError, Value, cmd};
 
 use crate::wire::failure::{accepted_by_primary, parse, unread};
 
-use self::link::Link;
+use self::supplied::Supplied;
 
 /// A connection. Dropping it closes it. Do not use it again after a failure: a reply may still arrive
 /// on it.
@@ -40,6 +40,16 @@ pub(crate) struct Connection {
     server: Server,
 }
 
+/// The transport: the provider's own socket, or a connection of the application.
+enum Link {
+    Own {
+        stream: Stream,
+        /// Keeps the part of a reply that was read already.
+        parser: Box<Parser>,
+    },
+    Supplied(Supplied),
+}
+
 /// How often the primary has changed: now, and when a connection was opened.
 pub(crate) struct MoveSeen {
     pub(crate) moves: Arc<AtomicU64>,
@@ -59,7 +69,7 @@ impl lockkeeper_remote::Connection for Connection {
 
 impl Connection {
     /// Makes a connection without requests so far.
-    pub(crate) fn new(link: Link, server: Server, tls: bool, open: OpenConnection) -> Self {
+    fn new(link: Link, server: Server, tls: bool, open: OpenConnection) -> Self {
         Self {
             link,
             open,
@@ -265,5 +275,87 @@ impl Connection {
 
     fn unread(&self, error: RedisError) -> Error {
         unread(error, &self.server, self.tls, !self.has_replied)
+    }
+}
+
+impl Link {
+    fn own(stream: Stream) -> Self {
+        Self::Own {
+            stream,
+            parser: Box::new(Parser::new()),
+        }
+    }
+
+    /// Returns the socket, if it can be had.
+    fn socket(&self) -> Option<&Arc<TcpStream>> {
+        match self {
+            Self::Own { stream, .. } => Some(stream.socket()),
+            Self::Supplied(_) => None,
+        }
+    }
+
+    /// Begins an exchange that ends after `limit`.
+    ///
+    /// The redis crate has a time-out for each read and each write, but none for a whole reply. So on a connection
+    /// of the application, a reply in parts takes longer, and the size of a reply has no bound.
+    fn begin(&mut self, limit: Duration) -> Result<(), RedisError> {
+        match self {
+            Self::Own { stream, .. } => {
+                stream.begin(limit);
+                Ok(())
+            }
+            Self::Supplied(supplied) => supplied.begin(limit),
+        }
+    }
+
+    /// Sets the limit of the message that is under way to `limit` from now.
+    fn extend(&mut self, limit: Duration) -> Result<(), RedisError> {
+        match self {
+            Self::Own { stream, .. } => {
+                stream.extend(limit);
+                Ok(())
+            }
+            Self::Supplied(supplied) => supplied.begin(limit),
+        }
+    }
+
+    fn send(&mut self, packed: &[u8]) -> Result<(), RedisError> {
+        match self {
+            Self::Own { stream, .. } => Ok(stream.write_all(packed)?),
+            Self::Supplied(supplied) => supplied.send(packed),
+        }
+    }
+
+    /// Sends all of a request without waiting, and returns whether it did: see [`Stream::write_at_once`]. After an error, the
+    /// connection must be closed.
+    fn send_at_once(&mut self, packed: &[u8]) -> Result<bool, RedisError> {
+        match self {
+            Self::Own { stream, .. } => Ok(stream.write_at_once(packed)?),
+            Self::Supplied(_) => Ok(false),
+        }
+    }
+
+    /// Receives a reply or a message. After a time-out, the next call continues where this one stopped, but a connection
+    /// of the application's skips the reply that was waited for. It skips no message of RESP3.
+    fn receive(&mut self) -> Result<Value, RedisError> {
+        match self {
+            Self::Own { stream, parser } => parser.parse_value(stream),
+            Self::Supplied(supplied) => supplied.receive(),
+        }
+    }
+
+    /// Returns whether an idle connection can take a request.
+    fn is_quiet(&mut self, limit: Duration) -> bool {
+        match self {
+            Self::Own { stream, .. } => is_quiet(stream.socket()),
+            Self::Supplied(supplied) => supplied.is_alive(limit),
+        }
+    }
+
+    /// Gives a connection back on which nothing is under way.
+    fn give_back(&mut self) {
+        if let Self::Supplied(supplied) = self {
+            supplied.give_back();
+        }
     }
 }

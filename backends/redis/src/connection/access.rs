@@ -7,8 +7,7 @@ use lockkeeper_core::Error;
 use lockkeeper_remote::{Counts, Dialer, Endpoint, RemoteOptions, Server};
 use redis::{ServerError, Value, cmd};
 
-use crate::connection::Connection;
-use crate::connection::link::Link;
+use crate::connection::{Connection, Link};
 use crate::options::RedisOptions;
 use crate::wire::failure::{login_refused, refused};
 

@@ -1,15 +1,16 @@
-//! Connections that the application makes or lends, and their checks.
+//! Connections that the application makes or lends: their checks, requests on them, and how they are returned.
 
+use std::io;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
-use lockkeeper_remote::{Counts, Server, Supplier};
+use lockkeeper_remote::{Counts, LAST_ATTEMPT, Server, SocketTimeout, Supplier, without_signals};
 use parking_lot::Mutex;
-use redis::ConnectionLike;
+use redis::{ConnectionLike, RedisError, Value, cmd};
 
-use crate::connection::Connection;
-use crate::connection::link::Link;
+use crate::connection::{Connection, Link};
 use crate::options::{AnyConnection, RedisOptions};
 
 /// Takes connections from the application.
@@ -57,7 +58,13 @@ impl Source {
                 self.database
             )));
         }
-        let link = Link::supplied(taken, self.is_lent, self.response_timeout);
+        let link = Link::Supplied(Supplied {
+            connection: Some(taken),
+            is_lent: self.is_lent,
+            response_timeout: self.response_timeout,
+            timeout: SocketTimeout::default(),
+            until: None,
+        });
         // This connection may send a part of a command, as an encrypted one may.
         let tls = true;
         let open = self.counts.add_connection();
@@ -87,4 +94,102 @@ impl Source {
 
 fn incompatible(text: &str) -> Error {
     Error::new(ErrorKind::Incompatible, text)
+}
+
+/// A connection of the application. In the redis crate, a call that a signal interrupts fails.
+pub(super) struct Supplied {
+    /// `None` after it was returned or closed.
+    connection: Option<AnyConnection>,
+    /// Whether dropping the connection returns it to the application.
+    is_lent: bool,
+    response_timeout: Duration,
+    timeout: SocketTimeout,
+    until: Option<Instant>,
+}
+
+impl Supplied {
+    fn connection(&mut self) -> Result<&mut AnyConnection, RedisError> {
+        let gone = || io::Error::from(io::ErrorKind::NotConnected).into();
+        self.connection.as_mut().ok_or_else(gone)
+    }
+
+    pub(super) fn begin(&mut self, limit: Duration) -> Result<(), RedisError> {
+        // A time that `Instant` cannot represent is no deadline.
+        self.until = Instant::now().checked_add(limit);
+        self.limit_to(limit)
+    }
+
+    pub(super) fn send(&mut self, packed: &[u8]) -> Result<(), RedisError> {
+        let connection = self.connection()?;
+        without_signals(|| connection.send_packed_command(packed))
+    }
+
+    fn limit_to(&mut self, limit: Duration) -> Result<(), RedisError> {
+        let gone = || io::Error::from(io::ErrorKind::NotConnected);
+        let connection = self.connection.as_ref().ok_or_else(gone)?;
+        let set = |limit| set_limits(connection, Some(limit));
+        self.timeout.set_by(limit, set)
+    }
+
+    pub(super) fn receive(&mut self) -> Result<Value, RedisError> {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        match self.until.map(left) {
+            Some(Duration::ZERO) => return Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+            Some(left) => self.limit_to(left)?,
+            None => {}
+        }
+        let connection = self.connection()?;
+        without_signals(|| connection.recv_response())
+    }
+
+    /// Sends a PING, since the crate does not show the socket. A request on a closed connection would get no reply.
+    pub(super) fn is_alive(&mut self, limit: Duration) -> bool {
+        let limit = limit.min(self.response_timeout);
+        self.limit_to(limit).is_ok()
+            && self
+                .connection()
+                .is_ok_and(|connection| without_signals(|| connection.check_connection()))
+    }
+
+    /// Gives the connection back, on which nothing is under way.
+    pub(super) fn give_back(&mut self) {
+        if let Some(connection) = self.connection.take()
+            && set_limits(&connection, None).is_err()
+        {
+            self.connection = Some(connection);
+        }
+    }
+}
+
+impl Drop for Supplied {
+    fn drop(&mut self) {
+        if self.is_lent
+            && let Some(connection) = self.connection.take()
+        {
+            close(connection);
+        }
+    }
+}
+
+/// Closes a connection that the application lends, on another thread. A late reply must not reach the application,
+/// and the redis crate has no call that closes. So a command asks the server to close the connection.
+fn close(mut connection: AnyConnection) {
+    let quit = move || {
+        let until = Instant::now() + LAST_ATTEMPT;
+        let is_told = set_limits(&connection, Some(LAST_ATTEMPT)).is_ok()
+            && connection
+                .send_packed_command(&cmd("QUIT").get_packed_command())
+                .is_ok();
+        // By the end of the stream, the application's pool notices that the connection is closed.
+        while is_told && connection.is_open() && Instant::now() < until {
+            let _ = connection.recv_response();
+        }
+    };
+    let thread = thread::Builder::new().name("lockkeeper-give-back".to_owned());
+    let _ = thread.spawn(quit);
+}
+
+fn set_limits(connection: &redis::Connection, limit: Option<Duration>) -> Result<(), RedisError> {
+    connection.set_read_timeout(limit)?;
+    connection.set_write_timeout(limit)
 }
