@@ -3,6 +3,5 @@
 pub(crate) mod failure;
 pub(crate) mod keys;
 pub(crate) mod lease;
-pub(crate) mod script;
 pub(crate) mod scripts;
 pub(crate) mod server_clock;

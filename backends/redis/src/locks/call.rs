@@ -11,8 +11,9 @@ use crate::topology::node::Node;
 use crate::wire::failure::{accepted, parse};
 use crate::wire::keys::Keys;
 use crate::wire::lease::{self, RedisLease, lasting_part, millis, owner};
-use crate::wire::script::{Reply, Script};
-use crate::wire::scripts::{ACQUIRE, INSPECT, LEAVE, PROPOSE, RELEASE, RENEW, RESUME};
+use crate::wire::scripts::{
+    ACQUIRE, INSPECT, LEAVE, PROPOSE, RELEASE, RENEW, RESUME, Reply, Script,
+};
 use crate::wire::server_clock::{epoch, last_epoch, micros};
 
 /// A request about one name.

@@ -11,7 +11,7 @@ use super::call::{Call, State, unknown};
 use crate::connection::Connection;
 use crate::topology::node::Node;
 use crate::wire::failure::from_primary;
-use crate::wire::script::{Script, is_no_script};
+use crate::wire::scripts::{Script, is_no_script};
 
 /// The interval at which the server checks whether the time of a WAIT is over.
 const TICK: Duration = Duration::from_millis(100);

@@ -8,8 +8,7 @@ use crate::connection::Connection;
 use crate::locks::Locks;
 use crate::topology::node::Node;
 use crate::wire::failure::{accepted, parse, refused_command};
-use crate::wire::script::is_no_script;
-use crate::wire::scripts::PROBE;
+use crate::wire::scripts::{PROBE, is_no_script};
 
 /// Returns the end of a node's share of the time, where so many have to share what is left.
 pub(super) fn share_of(clock: &dyn Clock, end: HostInstant, untried: usize) -> HostInstant {

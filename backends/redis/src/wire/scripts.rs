@@ -1,4 +1,4 @@
-//! The scripts that run in the server. Every script can be repeated without harm.
+//! The scripts that run in the server: their commands, code and replies. Every script can be repeated without harm.
 //!
 //! A name has one key, and the permits of a name have another. Its forms:
 //! - no key while the name is free;
@@ -23,7 +23,7 @@
 
 use std::sync::LazyLock;
 
-use crate::wire::script::Script;
+use redis::{Value, cmd};
 
 /// The time that a name is reserved for a woken waiter, in milliseconds.
 const RESERVED_MS: u64 = 500;
@@ -34,6 +34,83 @@ const QUEUE_MS: u64 = 10_000;
 const FIRST_WAITER: i64 = -(1 << 53);
 /// The prefix of the channels that wake waiters, followed by a provider's number.
 pub(crate) const WAKE_CHANNEL: &str = "lockkeeper:wake:";
+
+pub(crate) struct Script {
+    code: String,
+    sha: String,
+}
+
+impl Script {
+    pub(crate) fn new(code: impl Into<String>) -> Self {
+        let code = code.into();
+        let sha = redis::Script::new(&code).get_hash().to_owned();
+        Self { code, sha }
+    }
+
+    /// Returns the command that runs the script. If it does not load the script, the server must have it.
+    pub(crate) fn command(&self, loads: bool, keys: &[&str], args: &[&str]) -> Vec<u8> {
+        let (verb, script) = match loads {
+            true => ("EVAL", &self.code),
+            false => ("EVALSHA", &self.sha),
+        };
+        let mut command = cmd(verb);
+        command.arg(script).arg(keys.len()).arg(keys).arg(args);
+        command.get_packed_command()
+    }
+}
+
+/// What [`ACQUIRE`] and [`PROPOSE`] reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// A lease in this slot, with an epoch of this time in microseconds of the server's clock.
+    Granted { minted: i64, slot: i64 },
+    /// The milliseconds until the first of the leases ends, and the number of waiters before this one.
+    Busy { ends: i64, before: i64 },
+    /// Permits of this other limit are held.
+    OtherLimit(i64),
+    /// The proposed epoch is not larger than the last one, which has this time in microseconds.
+    EpochTooSmall(i64),
+    /// The request arrived after the latest time for a grant, at this time in microseconds of the server's clock.
+    Late(i64),
+}
+
+impl Reply {
+    /// Reads a reply; `None` if it is an error, or not the script's.
+    pub(crate) fn read(reply: &Value) -> Option<Self> {
+        let items = match reply {
+            Value::Int(minted) => {
+                let minted = *minted;
+                return Some(Reply::Granted { minted, slot: 0 });
+            }
+            Value::Array(items) => &**items,
+            _ => return None,
+        };
+        Some(match items {
+            [Value::Int(minted), Value::Int(slot)] => {
+                let (minted, slot) = (*minted, *slot);
+                Reply::Granted { minted, slot }
+            }
+            [Value::BulkString(tag), Value::Int(ends), Value::Int(before)] if tag == b"busy" => {
+                let (ends, before) = (*ends, *before);
+                Reply::Busy { ends, before }
+            }
+            [Value::BulkString(tag), Value::Int(limit)] if tag == b"limit" => {
+                Reply::OtherLimit(*limit)
+            }
+            [Value::BulkString(tag), Value::Int(last)] if tag == b"small" => {
+                Reply::EpochTooSmall(*last)
+            }
+            [Value::BulkString(tag), Value::Int(now)] if tag == b"late" => Reply::Late(*now),
+            _ => return None,
+        })
+    }
+}
+
+/// Returns whether the server does not have the script: it is new there, or was forgotten by SCRIPT FLUSH
+/// or a restart.
+pub(crate) fn is_no_script(answer: &Value) -> bool {
+    matches!(answer, Value::ServerError(error) if error.code() == "NOSCRIPT")
+}
 
 /// What the scripts have in common: the name's state, and the rule which modes can be held together.
 ///
@@ -135,7 +212,7 @@ end
 /// attempt of a waiter adds the waiter and its state. The state is `new`, `queued` (it is in the queue) or `last`
 /// (it will not wait longer).
 ///
-/// The reply is a [`Reply`](crate::wire::script::Reply). A double holds its times exactly until 2255.
+/// The reply is a [`Reply`]. A double holds its times exactly until 2255.
 pub(crate) static ACQUIRE: LazyLock<Script> =
     LazyLock::new(|| acquire("local me, state = ARGV[5], ARGV[6]\n", MINT));
 
