@@ -1,4 +1,4 @@
-//! One connection to a server, and requests on it.
+//! One connection to a server: the requests of its session, as statements, and how they are sent.
 //!
 //! In the second of the server's start nothing is granted. `UUID_SHORT()` begins with that second, so a server that
 //! is killed and started again within the second would mint the same tokens. For a fallback this is no outage,
@@ -11,15 +11,19 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::HostInstant;
 use lockkeeper_remote::{Failure, LAST_ATTEMPT, SocketTimeout, senseless, unavailable};
-use lockkeeper_sessions::{LinkShared, SessionLink};
+use lockkeeper_sessions::{
+    Attempted, LinkShared, Replies, Requests, SessionConnection, SessionLink,
+};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Row, Statement};
 use parking_lot::Mutex;
 
 use crate::failure::{classify, is_time_over, multiplexed};
+use crate::names::EncodedName;
+use crate::options::BACKEND;
 use crate::statements::dialect::Dialect;
 use crate::statements::run::{Run, SessionId};
-use crate::statements::{GREETING, number, text};
+use crate::statements::{self, EPOCH_BITS, GREETING, number, text};
 
 pub(crate) mod connector;
 pub(crate) mod opening;
@@ -31,6 +35,13 @@ use wire::{AnyConn, CallLimits, Wire};
 
 /// The second in which the server was started.
 const START: Duration = Duration::from_secs(1);
+
+/// The longest that a server lets a session be idle: a year.
+const LONGEST_IDLE: u64 = 31_536_000;
+
+/// The text of the error of an attempt without a result.
+const DISTURBED: &str =
+    "the server was disturbed while it was asked for the lock, by a KILL or by an error of its own";
 
 /// What the connections of a provider share.
 pub(crate) struct Shared {
@@ -49,8 +60,8 @@ pub struct Connection {
     /// The former state of a session that the application lends. Such a session is closed by its socket, since
     /// dropping it returns it.
     lent: Option<Box<Lent>>,
-    pub(crate) wire: Arc<Wire>,
-    pub(crate) link: SessionLink<SessionId>,
+    wire: Arc<Wire>,
+    link: SessionLink<SessionId>,
     shared: Arc<Shared>,
     pub(crate) dialect: Dialect,
     /// The server's run when the connection was opened.
@@ -89,6 +100,123 @@ impl Drop for Connection {
         if self.lent.is_some() {
             self.wire.close();
         }
+    }
+}
+
+impl SessionConnection for Connection {
+    type Name = EncodedName;
+    type Id = SessionId;
+
+    const BACKEND: &'static str = BACKEND;
+    const WATCH: &'static str = "lockkeeper-mysql-watch";
+
+    fn idle(ttl: Duration) -> Duration {
+        let part = u64::from(ttl.subsec_nanos() > 0);
+        let seconds = ttl.as_secs().saturating_add(part);
+        Duration::from_secs(seconds.clamp(1, LONGEST_IDLE))
+    }
+
+    fn session(&self) -> SessionId {
+        SessionId {
+            id: self.conn.connection_id().into(),
+            run: self.run,
+        }
+    }
+
+    fn is_session(known: SessionId, seen: SessionId) -> bool {
+        known.is(seen)
+    }
+
+    fn link(&self) -> &SessionLink<SessionId> {
+        &self.link
+    }
+
+    fn link_mut(&mut self) -> &mut SessionLink<SessionId> {
+        &mut self.link
+    }
+
+    fn check_start(&self) -> Result<(), Failure> {
+        self.link.check_start()?;
+        if self.shared.link.clock.now() < self.start_is_over {
+            return Err(Failure::Refused(unavailable(
+                "the server was started within this second, and grants nothing before it is over; try again",
+            )));
+        }
+        Ok(())
+    }
+
+    fn canceller(&self) -> impl Fn() + Send + Sync + 'static {
+        let wire = Arc::clone(&self.wire);
+        move || wire.close()
+    }
+
+    fn set_idle(&mut self, idle: Duration) -> Result<(), Failure> {
+        if self.link.idle != Some(idle) {
+            self.run(&self.dialect.set_idle(idle.as_secs()))?;
+            self.link.idle = Some(idle);
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, requests: &Requests<EncodedName>) -> Result<Replies, Failure> {
+        let Requests {
+            releases,
+            attempts,
+            checks,
+            ..
+        } = requests;
+        let row = match (releases.as_slice(), attempts.as_slice(), checks.as_slice()) {
+            ([name], [], []) => self.execute(statements::RELEASE, name),
+            ([], [name], []) => self.execute(statements::TRY, name),
+            _ => self.query(&statements::several(requests)),
+        }?;
+        let seconds = if checks.is_empty() { 0 } else { 2 };
+        if row.len() != requests.count() + seconds {
+            return Err(Failure::Unanswered(senseless()));
+        }
+        let mut columns = (0..row.len()).map(|at| number(&row, at));
+        let released = columns.by_ref().take(releases.len());
+        let released = released.map(|number| number == Some(1)).collect();
+        let attempted = columns.by_ref().take(attempts.len()).map(epoch).collect();
+        let held = columns.by_ref().take(checks.len());
+        let held = held.map(|number| number == Some(1)).collect();
+        if let (Some(Some(last)), Some(Some(clock))) = (columns.next(), columns.next()) {
+            self.note_seconds(last, clock);
+        }
+        Ok(Replies {
+            released,
+            attempted,
+            held,
+            ..Replies::default()
+        })
+    }
+
+    fn wait(&mut self, name: &EncodedName, wait: Duration, grace: Duration) -> Attempted {
+        self.link.set_limit(wait + grace);
+        let row = self.query_until(&self.dialect.wait(name, wait))?;
+        let Some(row) = row else {
+            // The lock may have been granted just before the statement was ended.
+            self.execute(statements::RELEASE, name)?;
+            return Ok(None);
+        };
+        epoch(number(&row, 0))
+    }
+
+    fn holders(&mut self, name: &EncodedName) -> Result<Vec<SessionId>, Failure> {
+        let row = self.execute(statements::HOLDER, name)?;
+        Ok(number(&row, 0)
+            .map(|id| self.id_of(id))
+            .into_iter()
+            .collect())
+    }
+
+    fn end_holder(&mut self, name: &EncodedName, session: SessionId) -> Result<(), Failure> {
+        if !session.run.is(self.id_of(session.id).run) {
+            return Err(Failure::Refused(unavailable(
+                "the server was started again after the session was seen",
+            )));
+        }
+        self.run(&statements::end_holder(name, session.id))
     }
 }
 
@@ -149,7 +277,7 @@ impl Connection {
                 lent.session = Some(before);
             }
         }
-        let id = connection.id();
+        let id = connection.session();
         connection.link.watch(id, connection.wire.socket())?;
         Ok(connection)
     }
@@ -171,33 +299,11 @@ impl Connection {
 
     /// Refuses a server whose session has another number than its greeting said. Then the requests of the
     /// connection go to several sessions.
-    pub(crate) fn check_id(&self, seen: Option<u64>) -> Result<(), Failure> {
+    fn check_id(&self, seen: Option<u64>) -> Result<(), Failure> {
         // The greeting has only 32 bits of the number.
-        match seen.map(|id| id & u64::from(u32::MAX)) == Some(self.id().id) {
+        match seen.map(|id| id & u64::from(u32::MAX)) == Some(self.session().id) {
             true => Ok(()),
             false => Err(Failure::Refused(multiplexed())),
-        }
-    }
-
-    /// Returns an error while a server that was just started grants no locks.
-    ///
-    /// Epochs begin with the second of the start. A server that is started again within that second
-    /// would repeat them.
-    pub(crate) fn check_server_start(&self) -> Result<(), Failure> {
-        self.link.check_start()?;
-        if self.shared.link.clock.now() < self.start_is_over {
-            return Err(Failure::Refused(unavailable(
-                "the server was started within this second, and grants nothing before it is over; try again",
-            )));
-        }
-        Ok(())
-    }
-
-    /// Returns the identity of the session, which stays unique when the server is started again.
-    pub(crate) fn id(&self) -> SessionId {
-        SessionId {
-            id: self.conn.connection_id().into(),
-            run: self.run,
         }
     }
 
@@ -209,7 +315,7 @@ impl Connection {
     }
 
     /// Records the second that the server just had in `UUID_SHORT()`, and that of its clock.
-    pub(crate) fn note_seconds(&self, last: u64, clock: u64) {
+    fn note_seconds(&self, last: u64, clock: u64) {
         self.shared.run.lock().add(self.run.renewed(last, clock));
     }
 
@@ -248,7 +354,7 @@ impl Connection {
 
     /// Runs a statement that waits in the server, and returns its first row. Returns `None` if the statement timed
     /// out.
-    pub(crate) fn query_until(&mut self, sql: &str) -> Result<Option<Row>, Failure> {
+    fn query_until(&mut self, sql: &str) -> Result<Option<Row>, Failure> {
         self.call(|conn| match conn.query_first(sql) {
             Err(error) if is_time_over(&error) => Ok(None),
             row => row,
@@ -256,7 +362,7 @@ impl Connection {
     }
 
     /// Runs a statement about a name, which is prepared once, and returns its first row.
-    pub(crate) fn execute(&mut self, sql: &'static str, name: &str) -> Result<Row, Failure> {
+    fn execute(&mut self, sql: &'static str, name: &str) -> Result<Row, Failure> {
         let known = self.prepared.get(sql).cloned();
         let statement = match known {
             Some(statement) => statement,
@@ -268,5 +374,29 @@ impl Connection {
         };
         let row = self.call(|conn| conn.exec_first(statement, (name,)))?;
         row.ok_or_else(|| Failure::Refused(senseless()))
+    }
+}
+
+/// Returns what the reply to an attempt means.
+fn epoch(reply: Option<u64>) -> Attempted {
+    match reply {
+        Some(0) => Ok(None),
+        Some(number) => Ok(Some(number & EPOCH_BITS)),
+        None => Err(Failure::Refused(unavailable(DISTURBED))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lease_is_never_shorter_than_its_ttl() {
+        for (millis, seconds) in [(100, 1), (1_000, 1), (1_001, 2), (30_000, 30)] {
+            let idle = Connection::idle(Duration::from_millis(millis));
+            assert_eq!(idle, Duration::from_secs(seconds));
+        }
+        let longest = Connection::idle(Duration::MAX);
+        assert_eq!(longest, Duration::from_secs(LONGEST_IDLE));
     }
 }

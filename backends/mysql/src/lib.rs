@@ -15,7 +15,6 @@
 mod connection;
 mod driver;
 mod failure;
-mod locks;
 mod names;
 mod operate;
 mod options;
