@@ -155,7 +155,7 @@ pub(crate) fn acquire(args: &Acquire) -> Result<u8, Failure> {
         let guard = guard.map_err(Failure::acquisition)?;
         Ok(guard.map(|guard| (keeper, guard)))
     });
-    // Who pressed Ctrl-C wants no lock, and no place in the queue.
+    // A caller that ends this command wants no lock, also if it was granted at that moment.
     if let Some(signal) = end_signal() {
         if let Ok(Some((_, guard))) = acquired {
             guard.release()?;
