@@ -44,11 +44,10 @@ fn suites() -> Vec<Suite> {
     #[cfg(feature = "mysql")]
     {
         let package = "lockkeeper-mysql";
-        // As for PostgreSQL's. What MySQL says otherwise of a table is in its own cases.
-        let kinds = MySqlKind::ALL.map(StoreKind::MySql);
-        let table = StoreKind::MySqlTable(MySqlKind::MariaDb10);
+        let kinds = MySqlKind::ALL;
+        let kinds = kinds.map(|kind| [StoreKind::MySql(kind), StoreKind::MySqlTable(kind)]);
         let suite = |kind| store::suite(package, kind);
-        suites.extend(kinds.into_iter().chain([table]).map(suite));
+        suites.extend(kinds.into_iter().flatten().map(suite));
         let kind = StoreKind::MySql(MySqlKind::MariaDb10);
         suites.push(store::suite_by(
             package,
