@@ -88,7 +88,7 @@ impl Subscriber for Lines {
 }
 
 fn keeper() -> LockKeeper {
-    let config = Config::from_url("memory:traced?wait=30s").unwrap();
+    let config = Config::from_url("memory:?wait=30s").unwrap();
     lockkeeper::open_config(&config.observer(Arc::new(TracingObserver::new()))).unwrap()
 }
 
