@@ -25,25 +25,17 @@ mod supplied;
 fn main() -> std::process::ExitCode {
     use lockkeeper_testkit::suite;
 
-    let on_each_kind = [
+    let cases = [
         sharing::CASES,
+        pairs::CASES,
         batches::CASES,
+        replies::CASES,
         reuse::CASES,
         opening::CASES,
         supplied::CASES,
     ];
-    // The pool or the proxy decides these.
-    let once_a_product = [pairs::CASES, replies::CASES];
-    let trials = |kind, cases: &[&[store::Case]]| {
-        let cases = cases.iter().copied().flatten();
-        Vec::from_iter(cases.map(|case| suite::trial(kind, *case)))
-    };
-    let mut all = Vec::new();
-    for kind in store::kinds() {
-        all.extend(trials(kind, &on_each_kind));
-    }
-    for kind in store::products() {
-        all.extend(trials(kind, &once_a_product));
-    }
-    libtest_mimic::run(&suite::arguments(), all).exit_code()
+    let cases = cases.into_iter().flatten().copied();
+    let on_each = |case| store::kinds().map(move |kind| suite::trial(kind, case));
+    let trials = cases.flat_map(on_each).collect();
+    libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }

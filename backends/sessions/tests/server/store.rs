@@ -26,14 +26,6 @@ pub(crate) fn kinds() -> impl Iterator<Item = StoreKind> {
     mysql.into_iter().chain(postgres)
 }
 
-/// Returns one version of each product.
-pub(crate) fn products() -> [StoreKind; 2] {
-    [
-        StoreKind::MySql(MySqlKind::MariaDb10),
-        StoreKind::Postgres(PostgresKind::Postgres15),
-    ]
-}
-
 /// Takes a server for a case that leaves users and settings as they are.
 pub(crate) fn start(kind: StoreKind) -> Shared {
     kind.share().unwrap()
