@@ -13,6 +13,8 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc;
+use std::thread;
 
 use lockkeeper_testkit::suite::{self, ServerKind as _};
 use lockkeeper_testkit::{Daemon, PostgresKind, StoreKind, until};
@@ -31,7 +33,8 @@ fn main() -> ExitCode {
     let mut trials = suite::trials(cases);
     // It has children, and a segment of memory.
     let kind = StoreKind::Postgres(PostgresKind::Postgres15);
-    let cases: [suite::Case<StoreKind>; 2] = [
+    let cases: [suite::Case<StoreKind>; 3] = [
+        ("dropped_by_a_panic", dropped_by_a_panic),
         ("owner_of_stopped_server_killed", |kind| {
             owner_killed(kind, "stopped");
         }),
@@ -102,6 +105,17 @@ fn dropped(kind: StoreKind) {
     drop(server);
     assert!(!traces.folder.exists());
     traces.assert_gone();
+}
+
+fn dropped_by_a_panic(kind: StoreKind) {
+    let (sender, receiver) = mpsc::channel();
+    let panicked = thread::spawn(move || {
+        let server = kind.start().unwrap();
+        sender.send(Traces::of(server.processes()[0])).unwrap();
+        std::panic::resume_unwind(Box::new("as a test does"));
+    });
+    panicked.join().unwrap_err();
+    receiver.recv().unwrap().assert_gone();
 }
 
 /// Owns a server of the kind that `role` names: prints its traces, and waits to be killed.
