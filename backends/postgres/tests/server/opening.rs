@@ -77,9 +77,9 @@ fn missing_rights(kind: PostgresKind) {
     // Without a database, it is the one with the user's name.
     refused(&url, ErrorKind::InvalidValue, &["no database", "keeper"]);
     server
-        .execute("REVOKE CONNECT ON DATABASE postgres FROM public")
+        .execute("REVOKE CONNECT ON DATABASE template1 FROM public")
         .unwrap();
-    refused(&format!("{url}/postgres"), denied, &["CONNECT"]);
+    refused(&format!("{url}/template1"), denied, &["CONNECT"]);
     server
         .execute("ALTER ROLE keeper CONNECTION LIMIT 1")
         .unwrap();
@@ -240,7 +240,7 @@ fn locations_of_databases_differ(kind: PostgresKind) {
     let server = start(kind);
     let here = open(&server, "").location();
     assert!(here.ends_with("/shop?namespace=default"), "{here}");
-    let url = server.url().replace("/shop", "/postgres");
+    let url = server.url().replace("/shop", "/template1");
     let other = try_open(&with_timeouts(&url)).unwrap();
     assert_ne!(other.location(), here);
     // They have locks of their own.

@@ -57,7 +57,7 @@ fn proof_fits_other_users_and_databases(kind: PostgresKind) {
     let guard = keeper.lock("a").unwrap();
     let proof = guard.commit_proof().unwrap();
     let sql = proof.sql().to_owned();
-    let mut clients = [PostgresServer::DATABASE, "postgres"].map(|database| {
+    let mut clients = [PostgresServer::DATABASE, "template1"].map(|database| {
         // pg_hba.conf lets this user in by the socket.
         let options = PostgresOptions::unix(server.socket())
             .user("other")

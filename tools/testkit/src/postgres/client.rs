@@ -16,7 +16,8 @@ pub(super) struct Superuser(UnixStream);
 
 impl Superuser {
     /// Logs in. A server that still starts refuses that.
-    pub(super) fn connect(socket: &Path, database: &str) -> io::Result<Self> {
+    pub(super) fn connect(socket: &Path) -> io::Result<Self> {
+        let database = PostgresServer::DATABASE;
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(LIMIT))?;
         stream.set_write_timeout(Some(LIMIT))?;
@@ -86,7 +87,7 @@ impl PostgresServer {
     /// # Errors
     /// The server's own error, no answer within 30 s, or it does not run.
     pub fn rows(&self, sql: &str) -> io::Result<Vec<Vec<String>>> {
-        Superuser::connect(&self.socket(), Self::DATABASE)?.query(sql)
+        Superuser::connect(&self.socket())?.query(sql)
     }
 
     /// Returns the first value of the first row, empty if there is none or if it is NULL.

@@ -37,7 +37,8 @@ pub(super) fn back_up(
     run(&mut command, "")
 }
 
-/// Returns the SQL that creates the user and the database, a statement a line.
+/// Returns the SQL that makes the user and the database, a statement a line. A database has 300 files, which each server
+/// copies: so the one that is there gets another name, and the second template goes.
 fn setup() -> String {
     let (user, password, database) = (
         PostgresServer::USER,
@@ -45,7 +46,11 @@ fn setup() -> String {
         PostgresServer::DATABASE,
     );
     format!(
-        "CREATE ROLE {user} LOGIN PASSWORD '{password}'\nCREATE DATABASE {database} OWNER {user}\n"
+        "CREATE ROLE {user} LOGIN PASSWORD '{password}'\n\
+         ALTER DATABASE postgres RENAME TO {database}\n\
+         ALTER DATABASE {database} OWNER TO {user}\n\
+         ALTER DATABASE template0 IS_TEMPLATE false\n\
+         DROP DATABASE template0\n"
     )
 }
 
@@ -61,7 +66,7 @@ fn make(program: &Path, user: ServerUser, into: &Path) -> io::Result<()> {
     run(&mut initdb, "")?;
     let mut single = user.command(program);
     single.arg("--single").arg("-D").arg(&data);
-    single.args(["-c", "fsync=off", "postgres"]);
+    single.args(["-c", "fsync=off", "template1"]);
     run(&mut single, &setup())?;
     template::copy(&data, into)
 }

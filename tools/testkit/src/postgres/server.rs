@@ -112,7 +112,7 @@ fn socket(daemon: &Daemon) -> PathBuf {
 
 fn launch(user: ServerUser, settings: &[(String, String)], daemon: &Daemon) -> io::Result<()> {
     // By the unix socket in the server's own folder, since another process might listen on the TCP port.
-    let ready = || Superuser::connect(&socket(daemon), "postgres").map(drop);
+    let ready = || Superuser::connect(&socket(daemon)).map(drop);
     let launched = daemon.launch(command(user, settings, daemon), ready);
     launched.map_err(|error| {
         // The sessions of a killed server end by themselves, and the next server waits for that.
