@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 
 use libtest_mimic::Trial;
-use lockkeeper_testkit::{StoreKind, suite, until};
+use lockkeeper_testkit::{MySqlKind, StoreKind, suite, until};
 
 /// Mixes the trials of all kinds, so that not too many servers of one kind run at a time.
 fn mixed(trials: Vec<Trial>) -> Vec<Trial> {
@@ -99,12 +99,14 @@ fn main() -> ExitCode {
     if let Some(exit_code) = child() {
         return exit_code;
     }
-    let kinds = kinds();
+    let mut kinds = kinds();
     let mut session_stores = kinds.clone();
     session_stores.retain(|it| matches!(it, StoreKind::MySql(_) | StoreKind::Postgres(_)));
     let mut trials = own();
     trials.extend(on_each(&session_stores, common::sessions::cases()));
     trials.extend(on_each(&session_stores, common::sharing::CASES.to_vec()));
+    // On MySQL these show no more than on MariaDB: six breaks of the code for what MySQL alone says went unseen here.
+    kinds.retain(|it| *it != StoreKind::MySql(MySqlKind::MySql9));
     trials.extend(on_each(&kinds, common::cases()));
     let conclusion = libtest_mimic::run(&suite::arguments(), mixed(trials));
     if !conclusion.has_failed() {
