@@ -39,7 +39,7 @@ impl StoreKind {
 }
 
 /// A store that one test uses at a time. Dropping this keeps the store for the next test. It does not if the test
-/// panics, if the store cannot be [reset](TestServer::reset), or if the test still uses it.
+/// panics, if the store cannot be [reset](TestServer::reset), if the test still uses it, or if it has no process.
 ///
 /// ```no_run
 /// # #[cfg(feature = "mysql")] fn run() -> std::io::Result<()> {
@@ -99,7 +99,9 @@ struct Returned {
 impl Drop for Returned {
     fn drop(&mut self) {
         let is_used = Arc::strong_count(&self.store) > 1;
-        if !is_used && !thread::panicking() && self.store.reset().is_ok() {
+        // A file is as quick to make, and nothing would remove its folder when this program ends.
+        let has_processes = !self.store.processes().is_empty();
+        if has_processes && !is_used && !thread::panicking() && self.store.reset().is_ok() {
             idle().push((self.kind, Arc::clone(&self.store)));
         }
     }
