@@ -37,7 +37,7 @@ pub(super) fn hundreds_of_locks_leak_no_resources(rig: &Rig<'_>) -> Outcome {
         ));
     }
     let mut process = rig.process_of_its_own();
-    process.send("measure 200");
+    process.send("measure 400");
     let report = loop {
         let line = process.next_line();
         match line.strip_prefix("measured") {
