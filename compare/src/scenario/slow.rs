@@ -61,8 +61,8 @@ fn is_lost(held: &Held) -> bool {
 enum Work {
     /// The attempt counts.
     Shown,
-    /// The attempt does not count: the lock was lost, and the holder was notified in time. Without notifications it
-    /// does not count either, since the machine may have stood still.
+    /// The attempt does not count: the lock was lost, and the holder was notified in time. Without notifications, or
+    /// without an answer to the release, it does not count either, since the machine may have stood still.
     Lost,
 }
 
@@ -151,7 +151,7 @@ impl Both<'_> {
 
         let lost = held.lost.clone();
         let is_lost = || lost.as_ref().is_some_and(LostSignal::is_lost);
-        let (was_notified, beside) = thread::scope(|scope| {
+        let (was_notified, released, beside) = thread::scope(|scope| {
             let other = scope.spawn(|| {
                 let held = self.next.must_acquire(renewed(LONG))?;
                 let beside = is_working.load(Ordering::SeqCst) && !is_lost();
@@ -168,13 +168,16 @@ impl Both<'_> {
             }
             let was_notified = is_lost();
             is_working.store(false, Ordering::SeqCst);
-            held.release()?;
-            Ok::<_, Error>((was_notified, joined(other)?))
+            let released = held.release();
+            Ok::<_, Error>((was_notified, released, joined(other)?))
         })?;
         let may_be_late = lost.is_none() && !is_last;
-        if (was_notified && !beside) || (beside && may_be_late) {
+        // A release may take as long as the lease. One without an answer shows as little as a lost lock.
+        let no_answer = released.is_err() && !is_last;
+        if (was_notified && !beside) || (beside && may_be_late) || no_answer {
             return Ok(Work::Lost);
         }
+        released?;
 
         let count = state.read(0)?;
         run.admitted += 2;

@@ -2,9 +2,10 @@
 //! one (`cli/tests/compare.rs`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lockkeeper::{CancelToken, LockKeeper};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockKeeper};
 
 use super::Scenario;
 use super::context::{Context, RunResult};
@@ -37,6 +38,32 @@ impl Lock for CancelsOnGrant {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         self.0.cancel();
         NoLock.acquire(name, request)
+    }
+}
+
+/// A lock whose first release has no answer.
+struct LosesOneReply(LockKeeper, Arc<AtomicBool>);
+
+impl Lock for LosesOneReply {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
+        let options = AcquireOptions::new()
+            .wait(request.wait)
+            .lease(request.lease);
+        let guard = self.0.acquire(name, &options)?;
+        let answers = Arc::clone(&self.1);
+        Ok(guard.map(|guard| {
+            Held::new(move || {
+                guard.release()?;
+                if answers.swap(true, Ordering::SeqCst) {
+                    return Ok(());
+                }
+                Err(lockkeeper::Error::new(ErrorKind::Unknown, "no answer").into())
+            })
+        }))
+    }
+
+    fn has_fixed_lease(&self) -> bool {
+        false
     }
 }
 
@@ -83,6 +110,26 @@ fn lock_with_tokens_that_always_grants_fails_slow() {
         assert!(!run.faults.is_empty(), "{}: {run:?}", store.label);
         assert!(run.oversold > 0, "{}: {run:?}", store.label);
     }
+}
+
+#[test]
+fn slow_is_tried_again_if_its_release_has_no_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let specs = vec![StoreSpec::url("memory:")];
+    let stores = Store::open_all(specs, folder.path()).unwrap();
+    let keeper = lockkeeper::open("memory:").unwrap();
+    let (answers, token) = (Arc::new(AtomicBool::new(false)), CancelToken::new());
+    let held = Duration::from_millis(5);
+    let run = run(
+        Scenario::Slow,
+        stores.first().unwrap(),
+        held,
+        &token,
+        || Box::new(LosesOneReply(keeper.clone(), Arc::clone(&answers))),
+    );
+    let run = run.unwrap();
+    assert!(answers.load(Ordering::SeqCst));
+    assert_eq!((run.admitted, &run.faults[..]), (2, &[][..]), "{run:?}");
 }
 
 #[test]
