@@ -172,8 +172,9 @@ impl Both<'_> {
             Ok::<_, Error>((was_notified, released, joined(other)?))
         })?;
         let may_be_late = lost.is_none() && !is_last;
-        // A release may take as long as the lease. One without an answer shows as little as a lost lock.
-        let no_answer = released.is_err() && !is_last;
+        // A release may take as long as the lease. Without an answer, and with nobody let in during the work, the attempt
+        // shows as little as one whose lock was lost.
+        let no_answer = released.is_err() && !beside && !is_last;
         if (was_notified && !beside) || (beside && may_be_late) || no_answer {
             return Ok(Work::Lost);
         }

@@ -41,7 +41,7 @@ impl Lock for CancelsOnGrant {
     }
 }
 
-/// A lock whose first release has no answer.
+/// A lock that is released at the first call as at each other, but reports that the store did not answer.
 struct LosesOneReply(LockKeeper, Arc<AtomicBool>);
 
 impl Lock for LosesOneReply {
