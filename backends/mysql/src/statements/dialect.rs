@@ -55,7 +55,7 @@ impl Dialect {
     }
 
     /// Returns the statement that waits for a lock for at most `wait`, to the millisecond. Its column is that of
-    /// [`TRY`](super::TRY). At the limit, MySQL 9.7 replies 0; the error of its manual for that is 3024.
+    /// [`TRY`](super::TRY). MySQL 9.7.4 replied 0 at the limit; error 3024 counts as the same.
     pub(crate) fn wait(self, name: &EncodedName, wait: Duration) -> String {
         let wait = wait.min(LONGEST_WAIT);
         let (hint, seconds) = match self {
