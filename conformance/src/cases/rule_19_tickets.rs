@@ -120,25 +120,27 @@ pub(super) fn last_one_that_resumes_has_the_lock(rig: &Rig<'_>) -> Outcome {
 /// A holder that is not renewed ends at its own deadline, and does not take the lock from the next one.
 pub(super) fn former_holder_is_lost_at_its_own_deadline(rig: &Rig<'_>) -> Outcome {
     needs_tickets(rig)?;
-    let provider = rig.provider();
-    let on_it = |lease| build(rig.builder_on(Arc::clone(&provider)).lease(lease));
-    let first = on_it(rig.fixed(400));
-    // Another keeper of the same provider, and one of another.
-    for second in [on_it(rig.renewed(60_000)), rig.keeper()] {
-        let ticket = ticket(&rig.keeper(), "a");
-        let guard = resume(&first, &ticket);
-        let last = resume(&second, &ticket);
-        let outcome = guard.lost_signal().wait(rig.timeout());
-        assert_eq!(outcome, WaitOutcome::Lost);
-        // What the provider does at the end of a lease, it does for this one as well.
-        drop(take(&rig.keeper_with(rig.fixed(400)), "beside"));
-        drop(guard);
-        rig.until("the drop has ended", || first.pending_releases() == 0);
-        last.renew().expect("the former holder's end ended it");
-        assert!(last.is_held() && is_busy(&second, "a"));
-    }
-    rig.nothing_left();
-    Ok(())
+    rig.with_renewed_ttl(400, |ttl, _| {
+        let (provider, lease) = (rig.provider(), LeasePolicy::Fixed { ttl });
+        let on_it = |lease| build(rig.builder_on(Arc::clone(&provider)).lease(lease));
+        let first = on_it(lease);
+        // Another keeper of the same provider, and one of another.
+        for second in [on_it(rig.renewed(60_000)), rig.keeper()] {
+            let ticket = ticket(&rig.keeper(), "a");
+            let guard = resume(&first, &ticket);
+            let last = resume(&second, &ticket);
+            let outcome = guard.lost_signal().wait(rig.timeout());
+            assert_eq!(outcome, WaitOutcome::Lost);
+            // What the provider does at the end of a lease, it does for this one as well.
+            drop(take(&rig.keeper_with(lease), "beside"));
+            drop(guard);
+            rig.until("the drop has ended", || first.pending_releases() == 0);
+            last.renew().expect("the former holder's end ended it");
+            assert!(last.is_held() && is_busy(&second, "a"));
+        }
+        rig.nothing_left();
+        Ok(())
+    })
 }
 
 /// A thread waits in the process of the former holder. What that holder leaves behind is not handed over to it.
@@ -215,18 +217,21 @@ pub(super) fn ticket_ends_with_its_lease(rig: &Rig<'_>) -> Outcome {
 pub(super) fn tickets_leave_no_connections(rig: &Rig<'_>) -> Outcome {
     const TICKETS: u32 = 20;
     needs_tickets(rig)?;
-    let provider = rig.provider();
-    let open = || provider.usage().map_or(0, |usage| usage.connections);
-    let short = rig.renewed(400);
-    let keeper = build(rig.builder_on(Arc::clone(&provider)).lease(short));
-    for at in 0..TICKETS {
-        ticket(&keeper, &at.to_string());
-    }
-    rig.until("the connections are closed", || {
-        ticket(&keeper, "beside");
-        open() < TICKETS
-    });
-    Ok(())
+    // A ticket is detached before its ttl ends.
+    rig.with_renewed_ttl(400, |ttl, _| {
+        let provider = rig.provider();
+        let open = || provider.usage().map_or(0, |usage| usage.connections);
+        let short = rig.builder_on(Arc::clone(&provider));
+        let keeper = build(short.lease(LeasePolicy::Renewed { ttl }));
+        for at in 0..TICKETS {
+            ticket(&keeper, &at.to_string());
+        }
+        rig.until("the connections are closed", || {
+            ticket(&keeper, "beside");
+            open() < TICKETS
+        });
+        Ok(())
+    })
 }
 
 pub(super) fn lock_outlives_the_process_that_detached_it(rig: &Rig<'_>) -> Outcome {
