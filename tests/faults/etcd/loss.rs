@@ -12,7 +12,9 @@ use lockkeeper::{
     AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, Mode,
     WaitOutcome,
 };
-use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, TestServer as _, cases, until};
+use lockkeeper_testkit::{
+    EtcdKey, EtcdKind, EtcdOptions, EtcdServer, TestServer as _, cases, until,
+};
 
 use super::Case;
 use super::relay::{Held, relay};
@@ -27,6 +29,7 @@ pub(super) const CASES: &[Case] = cases![
     locks_are_kept_alive_by_few_requests,
     tokens_grow_over_a_raised_base,
     released_name_leaves_one_key,
+    waiting_key_outlives_the_next_look,
     first_permit_is_one_write,
     forgotten_fixed_lease_ends,
     full_database_is_told,
@@ -207,6 +210,30 @@ fn released_name_leaves_one_key(kind: EtcdKind) {
     });
     assert_eq!(waited, first);
     assert_ne!(held_by(&rival), first);
+}
+
+/// A waiter looks after its key once a second, also where the cluster's shortest lease is as short as that.
+fn waiting_key_outlives_the_next_look(kind: EtcdKind) {
+    let server = share::<EtcdServer>(kind);
+    let (keeper, rival) = (open_long(&server), open_long(&server));
+    let least = Duration::from_secs(1);
+    assert_eq!(keeper.capabilities().min_ttl(), least);
+    let lives = |key: EtcdKey| {
+        let lease = serde_json::json!({ "ID": key.lease.to_string() });
+        let reply = server.call("/v3/lease/timetolive", &lease).unwrap();
+        let ttl = reply["grantedTTL"].as_str().unwrap();
+        Duration::from_secs(ttl.parse().unwrap())
+    };
+    let held = rival.lock("a").unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| drop(keeper.lock("a").unwrap()));
+        until("it waits", || server.queue_length("a") == 1);
+        let keys = server.keys("lockkeeper/default/l/a/").unwrap();
+        let shortest = keys.into_iter().map(lives).min().unwrap();
+        assert!(shortest >= 2 * least, "{shortest:?}");
+        drop(held);
+        waiting.join().unwrap();
+    });
 }
 
 /// The first permit is taken as a lock is, and leaves no more keys behind.

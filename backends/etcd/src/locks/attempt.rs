@@ -157,11 +157,10 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    /// Returns the lease of a key that waits. It is short, so that a waiter that is gone does not hold up the others for
-    /// long.
+    /// Returns the lease of a key that waits.
     pub(super) fn waiting_lease(&self, until: HostInstant) -> Result<Lease, Failure> {
-        let least = self.store.leases.min_ttl();
-        self.lease(least, least / 4, until, self.request.cancel())
+        let ttl = self.store.leases.waiting_ttl();
+        self.lease(ttl, ttl / 4, until, self.request.cancel())
     }
 
     /// Returns the lease for `ttl`, kept alive not longer ago than `age`.

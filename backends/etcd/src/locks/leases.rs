@@ -21,6 +21,8 @@ use crate::wire::number;
 
 /// The shortest lease of a cluster with default time-outs.
 const USUAL_MIN_TTL: Duration = Duration::from_secs(2);
+/// A waiter looks after its key this often, and for its turn, where no notification came.
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A lease that lives.
 #[derive(Clone, Copy, Debug)]
@@ -119,9 +121,15 @@ impl Leases {
         self.current.lock().retain(|_, lease| lease.id != id);
     }
 
+    /// Returns the ttl of waiting keys. It is short, so that a waiter that is gone does not hold up the others for long.
+    /// But one that lives is to look after its key in time, whatever the cluster's shortest lease is.
+    pub(super) fn waiting_ttl(&self) -> Duration {
+        self.min_ttl().max(LOOK_EVERY * 2)
+    }
+
     /// Retires the lease of waiting keys. These end soon, unless their waiters move them to another lease.
     pub(crate) fn retire_waiting(&self) {
-        self.current.lock().remove(&seconds(self.min_ttl()));
+        self.current.lock().remove(&seconds(self.waiting_ttl()));
     }
 
     /// Grants a lease, until `until` or a cancel. Returns it with the ttl in seconds that the cluster gave it, which has a

@@ -1,16 +1,12 @@
 //! Waits for a name in the queue of its keys.
 
-use std::time::Duration;
-
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 use lockkeeper_remote::{Failure, LAST_ATTEMPT};
 
 use super::attempt::{Answer, Attempt, Queued, Stage};
 use super::lease::EtcdLease;
+use super::leases::LOOK_EVERY;
 use crate::store::Store;
-
-/// A waiter looks this often for its turn, at the most, where no notification came.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says, with a wait until `deadline`.
 pub(crate) fn wait(

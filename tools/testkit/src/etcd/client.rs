@@ -18,6 +18,8 @@ pub struct EtcdKey {
     pub value: String,
     /// The revision at which it was last written.
     pub modified: u64,
+    /// The lease that it is bound to; 0 if it is bound to none.
+    pub lease: u64,
 }
 
 /// Posts a JSON object and returns the reply's.
@@ -56,6 +58,7 @@ pub(super) fn keys(reply: &Value) -> Vec<EtcdKey> {
         key: text(kv, "key").unwrap_or_default(),
         value: text(kv, "value").unwrap_or_default(),
         modified: number(kv, "/mod_revision"),
+        lease: number(kv, "/lease"),
     };
     found.into_iter().flatten().map(read).collect()
 }
