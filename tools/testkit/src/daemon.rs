@@ -179,6 +179,7 @@ impl Daemon {
     /// nothing if it was killed before.
     pub fn kill(&self) {
         if let Some(mut process) = self.process().take() {
+            note_used(&mut used(), &self.ports);
             // All are stopped first: otherwise a child process could still answer after the others have
             // ended.
             let _ = process.stop();
@@ -190,6 +191,7 @@ impl Daemon {
     /// # Errors
     /// The server does not run.
     pub fn end(&self) -> io::Result<()> {
+        note_used(&mut used(), &self.ports);
         self.running(Process::end)
     }
 
@@ -308,15 +310,28 @@ static OWN_RANGE: LazyLock<(u16, Option<File>)> = LazyLock::new(|| {
     (SERVER_PORTS.start + range * OWN_PORTS, file)
 });
 
+/// The ports that this process has drawn, or whose servers it has ended. The last ones are at the back.
+static USED: Mutex<VecDeque<u16>> = Mutex::new(VecDeque::new());
+
+/// Draws none of these ports before most of the others.
+fn note_used(used: &mut VecDeque<u16>, ports: &[u16]) {
+    used.extend(ports);
+    let most = usize::from(OWN_PORTS) * 3 / 4;
+    used.drain(..used.len().saturating_sub(most));
+}
+
+fn used() -> MutexGuard<'static, VecDeque<u16>> {
+    USED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Returns different ports that were free just now. Another process may take one before the server does.
 ///
 /// When a test stops its server for a while, another test's server could take the port. So each process draws from
 /// its own range of ports, as far as the ranges suffice. It uses no port again before it has used most of the
 /// others.
 pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
-    static USED: Mutex<VecDeque<u16>> = Mutex::new(VecDeque::new());
     let first = OWN_RANGE.0;
-    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut used = used();
     let mut ports = [0; N];
     for port in &mut ports {
         let listener = retry_on_taken_port(|| {
@@ -327,10 +342,7 @@ pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
             }
         })?;
         *port = listener.local_addr()?.port();
-        used.push_back(*port);
-        if used.len() > usize::from(OWN_PORTS) * 3 / 4 {
-            used.pop_front();
-        }
+        note_used(&mut used, &[*port]);
     }
     Ok(ports)
 }

@@ -17,8 +17,8 @@ use std::thread;
 
 use lockkeeper_testkit::suite::{self, Case};
 use lockkeeper_testkit::{
-    MySqlKind, MySqlOptions, MySqlServer, PostgresKind, RedisKind, RedisOptions, RedisServer,
-    Reply, StoreKind, TestServer,
+    MySqlKind, MySqlOptions, MySqlServer, PostgresKind, Proxy, RedisKind, RedisOptions,
+    RedisServer, Reply, StoreKind, TestServer,
 };
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, Opts, OptsBuilder};
@@ -48,6 +48,8 @@ fn main() -> ExitCode {
         let case: Case<StoreKind> = ("clean_server_is_used_again", clean_server_is_used_again);
         suite::trial(kind, case)
     }));
+    let port: Case<RedisKind> = ("killed_server_keeps_its_port", killed_server_keeps_its_port);
+    trials.push(suite::trial(RedisKind::Redis7, port));
     trials.extend(suite::trials(redis));
     trials.extend(suite::trials(mysql));
     trials.extend(RedisKind::ALL.map(|kind| {
@@ -207,6 +209,18 @@ fn handshake(server: &RedisServer) {
             "{text}"
         );
     }
+}
+
+/// It was started long ago, as a server that cases share.
+fn killed_server_keeps_its_port(kind: RedisKind) {
+    let server = start(kind, &RedisOptions::new());
+    let drawn = || Proxy::new(server.addr()).unwrap().addr();
+    let others: Vec<_> = (0..1_600).map(|_| drawn()).collect();
+    assert!(!others.contains(&server.addr()));
+    server.kill();
+    let others: Vec<_> = (0..1_000).map(|_| drawn()).collect();
+    assert!(!others.contains(&server.addr()));
+    server.restart().unwrap();
 }
 
 fn data_outlive_a_restart(kind: RedisKind) {
