@@ -53,8 +53,10 @@ impl Lock for LosesOneReply {
         let answers = Arc::clone(&self.1);
         Ok(guard.map(|guard| {
             Held::new(move || {
+                // Before the release, since the next holder may release at once.
+                let answers = answers.swap(true, Ordering::SeqCst);
                 guard.release()?;
-                if answers.swap(true, Ordering::SeqCst) {
+                if answers {
                     return Ok(());
                 }
                 Err(lockkeeper::Error::new(ErrorKind::Unknown, "no answer").into())
