@@ -172,8 +172,8 @@ impl Both<'_> {
             Ok::<_, Error>((was_notified, released, joined(other)?))
         })?;
         let may_be_late = lost.is_none() && !is_last;
-        // A release may take as long as the lease. Without an answer, and with nobody let in during the work, the attempt
-        // shows as little as one whose lock was lost.
+        // A release waits for its answer as long as the lease lasts. If no answer came, the machine or the store stood still
+        // for that long, and the attempt shows nothing. But if another was let in during the work, it shows that.
         let no_answer = released.is_err() && !beside && !is_last;
         if (was_notified && !beside) || (beside && may_be_late) || no_answer {
             return Ok(Work::Lost);

@@ -41,7 +41,7 @@ impl Lock for CancelsOnGrant {
     }
 }
 
-/// A lock that is released at the first call as at each other, but reports that the store did not answer.
+/// A lock whose first release is carried out, but fails as if the store had not answered.
 struct LosesOneReply(LockKeeper, Arc<AtomicBool>);
 
 impl Lock for LosesOneReply {

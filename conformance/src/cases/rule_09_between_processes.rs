@@ -136,7 +136,7 @@ pub(super) fn woken_waiter_is_served_before_the_releaser(rig: &Rig<'_>) -> Outco
 fn pass_woken_waiter(rig: &Rig<'_>, pair: Pair) -> Outcome {
     const IN_A_ROW: u32 = 8;
     const AT_MOST: u32 = 16;
-    // It queues sooner on any machine. A key that waits must be kept meanwhile, which a busy machine may fail to do.
+    // A waiter needs less to queue on any machine. In a longer pause, a busy machine may be too late to keep its place.
     const LONGEST: Duration = Duration::from_millis(640);
     let (name, mode, rival) = (&pair.name(), pair.held, pair.rival);
     let (holder, (waiter, recorder)) = (rig.keeper(), rig.recorded_keeper());

@@ -310,12 +310,13 @@ static OWN_RANGE: LazyLock<(u16, Option<File>)> = LazyLock::new(|| {
     (SERVER_PORTS.start + range * OWN_PORTS, file)
 });
 
-/// The ports that this process has drawn, or whose servers it has ended. The last ones are at the back.
+/// The ports that this process has drawn, and those of servers that it has killed or ended. The latest are at the back.
 static USED: Mutex<VecDeque<u16>> = Mutex::new(VecDeque::new());
 
-/// Draws none of these ports before most of the others.
+/// Adds ports at the back, so that most of the others are drawn before them. A server has 0 for a port that it does not
+/// need.
 fn note_used(used: &mut VecDeque<u16>, ports: &[u16]) {
-    used.extend(ports);
+    used.extend(ports.iter().filter(|port| **port > 0));
     let most = usize::from(OWN_PORTS) * 3 / 4;
     used.drain(..used.len().saturating_sub(most));
 }

@@ -211,7 +211,7 @@ fn handshake(server: &RedisServer) {
     }
 }
 
-/// It was started long ago, as a server that cases share.
+/// So many ports were drawn since the server started that its own could be drawn again, if it did not listen.
 fn killed_server_keeps_its_port(kind: RedisKind) {
     let server = start(kind, &RedisOptions::new());
     let drawn = || Proxy::new(server.addr()).unwrap().addr();
